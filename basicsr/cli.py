@@ -1,0 +1,91 @@
+"""The console command: ``basicsr train -opt FILE``, ``basicsr test -opt FILE``."""
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).resolve().parent
+USAGE = """usage: basicsr COMMAND -opt FILE [flags]
+
+commands:
+  train    train a network from an option file
+  test     run a trained network on images, and score it
+
+basicsr COMMAND --help lists the flags."""
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    command = sys.argv[1] if len(sys.argv) > 1 else ''
+    if command in ('-h', '--help', ''):
+        _print(USAGE)
+        sys.exit(0 if command else 2)
+    if command not in ('train', 'test'):
+        sys.exit(f"basicsr: unknown command '{command}'\n{USAGE}")
+    sys.argv = [f'{sys.argv[0]} {command}', *sys.argv[2:]]
+    from basicsr.utils.options import parse_args
+
+    parse_args()  # --help and mistyped flags are answered before torch is imported
+    if command == 'train':
+        from basicsr.train import train_pipeline as pipeline
+    else:
+        from basicsr.test import test_pipeline as pipeline
+    run(pipeline, Path.cwd())
+
+
+def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
+    """Run a pipeline as a program: a user's mistake ends in one message, not a traceback.
+
+    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C.
+    """
+    from basicsr.utils.options import OptionError
+
+    try:
+        pipeline(root_path)
+    except KeyboardInterrupt:
+        logger.error('Interrupted. Go on from the last saved state with --auto_resume.')
+        sys.exit(130)
+    except Exception as error:
+        message = _message_for_users(error)
+        if message is None:
+            raise
+        logger.error(message)
+        sys.exit(2 if isinstance(error, OptionError) else 1)
+    _close_process_group()
+
+
+def _message_for_users(error: Exception) -> str | None:
+    """The text of an error that this package raised on purpose; None for any other error."""
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError):
+        return message
+    if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
+        # The worker's traceback is part of the text; the message stands behind it.
+        files = re.findall(r'File "([^"]+)", line', message)
+        message = message.rpartition(f'\n{type(error).__name__}: ')[2].strip()
+        source = files[-1]
+    else:
+        source = traceback.extract_tb(error.__traceback__)[-1].filename
+    ours = Path(source).resolve().is_relative_to(_PACKAGE)
+    on_purpose = isinstance(error, KeyError | ValueError | TypeError | ImportError | AssertionError)
+    return message if ours and on_purpose and ' ' in message else None
+
+
+def _close_process_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f'{text}\n')
+
+
+if __name__ == '__main__':
+    main()

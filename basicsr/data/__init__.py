@@ -1,0 +1,161 @@
+"""Datasets and the loaders that feed them to a model."""
+
+import functools
+import importlib
+import logging
+import random
+import signal
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+
+from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.registry import DATASET_REGISTRY, plugin_modules
+from basicsr.utils.rng import seed_cpu, seeded
+
+from .data_sampler import BatchStream, NumberedSampler
+from .prefetch_dataloader import PrefetchDataLoader
+
+__all__ = ['build_dataloader', 'build_dataset']
+
+logger = logging.getLogger(__name__)
+
+
+def build_dataset(dataset_opt: dict) -> Dataset:
+    """The dataset that ``dataset_opt['type']`` names, built from a copy of the options."""
+    dataset_opt = deepcopy(dataset_opt)
+    name = dataset_opt.get('name', dataset_opt['type'])
+    where = f'datasets.{dataset_opt.get("phase", "?")} ({name})'
+    dataset_class = DATASET_REGISTRY.get(dataset_opt['type'])
+    try:
+        dataset = dataset_class(dataset_opt)
+    except KeyError as error:
+        raise KeyError(f'{where}: {dataset_opt["type"]} needs the option {error}.') from error
+    except (ValueError, OSError) as error:
+        raise type(error)(f'{where}: {error}') from error
+    logger.info('Dataset [%s] - %s is built.', type(dataset).__name__, name)
+    return dataset
+
+
+def build_dataloader(
+    dataset: Dataset,
+    dataset_opt: dict,
+    num_gpu: int = 1,
+    dist: bool = False,
+    sampler: Sampler | None = None,
+    seed: int | None = None,
+    start: int | None = None,
+) -> DataLoader:
+    """The loader of a dataset, by its phase.
+
+    In training every random decision about a sample follows from ``seed`` and the sample's number
+    (its position in the order of the run), whatever worker makes it. Validation and test take
+    the images one by one, in order.
+
+    Args:
+        dataset: Any map-style dataset.
+        dataset_opt: Its completed options.
+        num_gpu: Without ``dist``, the batch of one process serves so many GPUs.
+        dist: Whether each GPU has its own process.
+        sampler: Order of the samples in training; default: shuffled.
+        seed: Seed of the samples' randomness; default 0.
+        start: If given, the loader never ends: batches follow each other across epochs, beginning
+            after so many samples (counted over all ranks).
+    """
+    phase = dataset_opt['phase']
+    if phase not in ('train', 'val', 'test'):
+        raise ValueError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
+    rank, world_size = get_dist_info()
+    workers = dataset_opt.get('num_worker_per_gpu', 0)
+    options: dict[str, Any] = {'pin_memory': dataset_opt.get('pin_memory', False)}
+    if phase == 'train':
+        seed = seed or 0
+        workers *= gpus_per_process(num_gpu, dist)
+        batch_size = dataset_opt['batch_size_per_gpu'] * gpus_per_process(num_gpu, dist)
+        if sampler is None:
+            sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType]
+        dataset = SeededDataset(dataset, seed)
+        if start is not None:
+            options['batch_sampler'] = BatchStream(sampler, batch_size, world_size, rank, start)
+        else:
+            numbered = NumberedSampler(sampler, world_size, rank)
+            options.update(sampler=numbered, batch_size=batch_size, drop_last=True)
+    else:
+        options.update(batch_size=1, shuffle=False)
+    if workers:
+        options['persistent_workers'] = dataset_opt.get('persistent_workers', False)
+        options['worker_init_fn'] = functools.partial(
+            worker_init_fn,
+            num_workers=workers,
+            rank=rank,
+            seed=seed or 0,
+            modules=tuple(plugin_modules),
+        )
+    options.update(dataset=dataset, num_workers=workers)
+    if phase == 'train' and dataset_opt.get('prefetch_mode') == 'cpu':
+        return PrefetchDataLoader(dataset_opt.get('num_prefetch_queue', 1), **options)
+    return DataLoader(**options)
+
+
+def gpus_per_process(num_gpu: int, dist: bool) -> int:
+    """How many GPUs the batch of one process is for: several with DataParallel alone."""
+    return 1 if dist else max(num_gpu, 1)
+
+
+def shard(loader: DataLoader, rank: int, world_size: int) -> DataLoader:
+    """A loader of one rank's share of a validation set: every ``world_size``-th image."""
+    return DataLoader(
+        loader.dataset,
+        batch_size=1,
+        sampler=range(rank, len(loader.dataset), world_size),  # pyright: ignore[reportArgumentType]
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+class SeededDataset(Dataset):
+    """A dataset asked with (sample number, index), which seeds all generators from the number.
+
+    Attributes of the dataset inside are reached through it.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int):
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, number_and_index: tuple[int, int]) -> Any:
+        number, index = number_and_index
+        if torch.utils.data.get_worker_info() is not None:
+            seed_cpu(self.seed, number)
+            return self.dataset[index]
+        with seeded(self.seed, number):  # the process's own generators are the model's
+            return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def worker_init_fn(
+    worker_id: int, num_workers: int, rank: int, seed: int, modules: Sequence[str] = ()
+) -> None:
+    """Prepare a worker process: its seeds, one thread, the user's plug-ins."""
+    worker_seed = num_workers * rank + worker_id + seed
+    random.seed(worker_seed)
+    np.random.seed(worker_seed % 2**32)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    from basicsr.utils.img_util import cv2
+
+    cv2.setNumThreads(0)
+    for module in modules:
+        importlib.import_module(module)

@@ -1,0 +1,107 @@
+"""Which sample comes next: an order per epoch, and the endless stream of batches cut from it."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sized
+
+import torch
+from torch.utils.data import Sampler
+
+from basicsr.utils.rng import mix
+
+
+class EnlargedSampler(Sampler[int]):
+    """A rank's share of a shuffled set, repeated ``ratio`` times in one epoch.
+
+    Args:
+        dataset: Anything with a length.
+        num_replicas: Number of ranks; each gets the same number of indices.
+        rank: This rank.
+        ratio: Repeats of the set in an epoch.
+        seed: Another order for each seed; 0 shuffles by the epoch number alone, as upstream did.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int, rank: int, ratio: float = 1, seed: int = 0
+    ):
+        self.dataset = dataset
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.seed = seed
+        self.epoch = 0
+        self.num_samples = math.ceil(len(dataset) * ratio / num_replicas)
+        self.total_size = self.num_samples * num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        # A generator uses 32 bits of its seed.
+        generator.manual_seed(mix(self.seed, self.epoch) >> 32 if self.seed else self.epoch)
+        order = torch.randperm(self.total_size, generator=generator).remainder_(len(self.dataset))
+        for part in order[self.rank :: self.num_replicas].split(4096):
+            yield from part.tolist()
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class BatchStream(Sampler[list[tuple[int, int]]]):
+    """Batches of (sample number, index) without end, straight across the epochs of a sampler.
+
+    The sample number is the position in the order that all ranks share, so the share of a rank
+    is every ``num_replicas``-th number, and resuming needs one integer.
+
+    Args:
+        sampler: One rank's sampler; ``set_epoch`` is called if it has one.
+        batch_size: Samples of a batch of this rank.
+        num_replicas, rank: Number of ranks, and which this is.
+        start: Samples that all ranks together have seen already.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: int = 0,
+    ):
+        if len(sampler) == 0:  # pyright: ignore[reportArgumentType] (our samplers have a length)
+            raise ValueError('the training set is empty: there is nothing to sample from.')
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.start = start
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        position = math.ceil(self.start / self.num_replicas)
+        numbers = itertools.count(position * self.num_replicas + self.rank, self.num_replicas)
+        pairs = zip(numbers, self._indices(position), strict=False)
+        while True:
+            yield list(itertools.islice(pairs, self.batch_size))
+
+    def _indices(self, position: int) -> Iterator[int]:
+        first_epoch, skip = divmod(position, len(self.sampler))  # pyright: ignore[reportArgumentType]
+        for epoch in itertools.count(first_epoch):
+            if hasattr(self.sampler, 'set_epoch'):
+                self.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
+            yield from itertools.islice(self.sampler, skip, None)
+            skip = 0
+
+
+class NumberedSampler(Sampler[tuple[int, int]]):
+    """The indices of a sampler, pass after pass, each with its sample number."""
+
+    def __init__(self, sampler: Sampler, num_replicas: int = 1, rank: int = 0):
+        self.sampler = sampler
+        self._numbers = itertools.count(rank, num_replicas)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for index in self.sampler:
+            yield next(self._numbers), index
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,323 @@
+"""Finding images, pairing them, and reading them."""
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from basicsr.utils.color_util import bgr2ycbcr
+from basicsr.utils.file_client import FileClient
+from basicsr.utils.img_util import imfrombytes, img2tensor
+from basicsr.utils.misc import scandir
+
+from .transforms import mod_crop
+
+logger = logging.getLogger(__name__)
+
+IMG_EXTENSIONS = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm')
+_META_KEY = re.compile(r'^(?P<key>.+?)(\.(png|jpe?g|bmp|tiff?|webp))?(\s+\(.*)?$', re.IGNORECASE)
+
+Pair = dict[str, str]
+
+# ---------------------------------------------------------------------------- finding
+
+
+def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
+    """Image files of a folder, relative to it, sorted; other and hidden files are left out.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
+    """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f'no folder {folder}.')
+    files = (f for f in scandir(folder, recursive=recursive) if f.lower().endswith(IMG_EXTENSIONS))
+    return sorted(files)
+
+
+def paths_from_folder(folder: str | Path, recursive: bool = False) -> list[str]:
+    """Image files of a folder, with the folder in front, sorted."""
+    return [str(Path(folder) / name) for name in list_images(folder, recursive)]
+
+
+def paths_from_lmdb(folder: str | Path) -> list[str]:
+    """Keys of an image LMDB, in the order of its ``meta_info.txt``."""
+    if Path(folder).suffix != '.lmdb':
+        raise ValueError(f"{folder}: an LMDB folder must be named with the ending '.lmdb'.")
+    list_file = Path(folder) / 'meta_info.txt'
+    if not list_file.is_file():
+        raise FileNotFoundError(f'no list of keys {list_file}.')
+    return [_key_of(line) for line in _lines(list_file)]
+
+
+def _lines(list_file: str | Path) -> list[str]:
+    """Lines of a meta-info file, blank ones left out."""
+    if not Path(list_file).is_file():
+        raise FileNotFoundError(f'no meta_info_file {list_file}.')
+    lines = Path(list_file).read_text(encoding='utf-8').splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _key_of(line: str) -> str:
+    """Key in a line ``<key>.png (<h>,<w>,<c>) <level>``: a known extension goes, dots stay."""
+    match = _META_KEY.match(line)
+    return match['key'] if match else line
+
+
+def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
+    """First blank-separated field of each line."""
+    return [line.split(' ')[0] for line in _lines(meta_info_file)]
+
+
+def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[Pair]:
+    """Pairs of keys of an input and a GT database, which must be the same, sorted.
+
+    Args:
+        folders: Input database, GT database.
+        keys: Names of the two, such as ('lq', 'gt').
+
+    Returns:
+        Dicts ``{'lq_path': key, 'gt_path': key}``.
+    """
+    inputs, targets = (set(paths_from_lmdb(folder)) for folder in folders)
+    _check_same(inputs, targets, folders, keys)
+    return [{f'{keys[0]}_path': key, f'{keys[1]}_path': key} for key in sorted(inputs)]
+
+
+def paired_paths_from_meta_info_file(
+    folders: Sequence[str], keys: Sequence[str], meta_info_file: str, filename_tmpl: str
+) -> list[Pair]:
+    """Pairs of the GT images listed in a file.
+
+    The input image is ``filename_tmpl`` of the GT base name, directly in the input folder.
+    """
+    pairs = []
+    for name in names_from_meta_info_file(meta_info_file):
+        gt = Path(name)
+        lq_name = f'{filename_tmpl.format(gt.stem)}{gt.suffix}'
+        pairs.append(_pair(folders, keys, lq_name, name))
+    return pairs
+
+
+def paired_paths_from_folder(
+    folders: Sequence[str], keys: Sequence[str], filename_tmpl: str, recursive: bool = False
+) -> list[Pair]:
+    """Pairs of an input and a GT folder, by name, sorted; extensions may differ.
+
+    Args:
+        folders: Input folder, GT folder.
+        keys: Names of the two, such as ('lq', 'gt').
+        filename_tmpl: Input base name made from the GT base name, such as '{}x4'.
+        recursive: Pair the files of sub-folders too, by their relative paths.
+
+    Raises:
+        ValueError: An image of either folder has no partner.
+    """
+    lq_names = list_images(folders[0], recursive)
+    lq_of_stem = {Path(name).with_suffix(''): name for name in lq_names}
+    present = set(lq_names)
+    pairs, missing = [], []
+    for gt_name in list_images(folders[1], recursive):
+        gt = Path(gt_name)
+        stem = gt.with_name(filename_tmpl.format(gt.stem))
+        same_extension = f'{stem}{gt.suffix}'
+        lq_name = same_extension if same_extension in present else lq_of_stem.get(stem)
+        if lq_name is None:
+            missing.append(str(stem))
+        else:
+            pairs.append(_pair(folders, keys, lq_name, gt_name))
+    used = {Path(pair[f'{keys[0]}_path']) for pair in pairs}
+    extra = [name for name in lq_names if Path(folders[0]) / name not in used]
+    if missing or extra:
+        raise ValueError(
+            f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
+            f'{len(pairs) + len(missing)}, {folders[0]} has {len(lq_names)}'
+            + _first_of(f'; not in {folders[0]}: ', missing)
+            + _first_of(f'; without a partner in {folders[1]}: ', extra)
+            + f". (filename_tmpl is '{filename_tmpl}')"
+        )
+    if not pairs:
+        raise ValueError(f'no images ({", ".join(IMG_EXTENSIONS)}) in {folders[1]}.')
+    return pairs
+
+
+def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: str) -> Pair:
+    lq_folder, gt_folder = map(Path, folders)
+    return {
+        f'{keys[0]}_path': str(lq_folder / lq_name),
+        f'{keys[1]}_path': str(gt_folder / gt_name),
+    }
+
+
+def _check_same(
+    inputs: set[str], targets: set[str], folders: Sequence[str], keys: Sequence[str]
+) -> None:
+    if inputs != targets:
+        raise ValueError(
+            f'keys of {keys[0]} and {keys[1]} differ: {folders[0]} has {len(inputs)}, {folders[1]} '
+            f'has {len(targets)}'
+            + _first_of(f'; not in {folders[0]}: ', sorted(targets - inputs))
+            + _first_of(f'; not in {folders[1]}: ', sorted(inputs - targets))
+        )
+
+
+def _first_of(text: str, names: list[str]) -> str:
+    if not names:
+        return ''
+    return text + ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
+
+
+def image_name(path: str, dataset_opt: dict) -> str:
+    """Name of an image in results: the file name without extension.
+
+    Where files of several folders may share a name, their folders below ``dataroot_lq`` stay.
+    """
+    roots = dataset_opt.get('dataroot_lq')
+    for root in map(Path, roots if isinstance(roots, list) else [roots or '.']):
+        if Path(path).is_relative_to(root):
+            relative = Path(path).relative_to(root).with_suffix('')
+            if isinstance(roots, list):
+                return str(root.name / relative)
+            if dataset_opt.get('recursive'):
+                return str(relative)
+    return Path(path).stem
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+class AlphaNotice:
+    """Says once, over all worker processes, that transparency is dropped."""
+
+    def __init__(self) -> None:
+        self._said = torch.zeros(1, dtype=torch.bool).share_memory_()
+
+    def look_at(self, content: bytes, path: str) -> None:
+        if not self._said and has_alpha(content):
+            self._said.fill_(True)
+            logger.warning('Transparency is dropped, the colours are used as stored: %s', path)
+
+
+def has_alpha(content: bytes) -> bool:
+    """Whether PNG bytes hold transparency: an alpha channel, or a transparent palette entry."""
+    if content[:8] != b'\x89PNG\r\n\x1a\n':
+        return False
+    return content[25] in (4, 6) or b'tRNS' in content[:2048]
+
+
+def read_image(
+    client: FileClient,
+    path: str,
+    client_key: str = 'default',
+    color: str | None = None,
+    alpha_notice: AlphaNotice | None = None,
+) -> np.ndarray:
+    """Read an image as float32 (h, w, c) in [0, 1], BGR; 16-bit images keep their precision.
+
+    Args:
+        client: Where ``path`` is a file name or a key.
+        color: None for 3 channels (gray ones are repeated, alpha is dropped); 'gray' for one
+            channel; 'y' for the luma of BT.601 in one channel.
+        alpha_notice: Told of every image, to warn of the first transparent one.
+
+    Raises:
+        FileNotFoundError: No such file or key.
+        ValueError: The bytes are not an image, or ``color`` is unknown.
+    """
+    if color not in (None, 'gray', 'y'):
+        raise ValueError(f"color is '{color}'; choose 'y', 'gray' or leave it out.")
+    content = client.get(path, client_key)
+    if content is None:
+        raise FileNotFoundError(f"the LMDB of '{client_key}' has no key '{path}'.")
+    if alpha_notice is not None:
+        alpha_notice.look_at(content, path)
+    try:
+        img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color', float32=True)
+    except ValueError as error:
+        raise ValueError(f'cannot read {path}: {error}') from error
+    if color == 'y':
+        img = bgr2ycbcr(img, y_only=True)
+    return img if img.ndim == 3 else img[..., None]
+
+
+def read_img_seq(
+    path: str | Path | Sequence[str],
+    require_mod_crop: bool = False,
+    scale: int = 1,
+    return_imgname: bool = False,
+) -> Any:
+    """Read the images of a folder (sorted), or a list of files, as one clip.
+
+    Returns:
+        Tensor (t, c, h, w), RGB in [0, 1]; with ``return_imgname`` also the names without
+        extension.
+    """
+    files = paths_from_folder(path) if isinstance(path, str | Path) else list(path)
+    client = FileClient('disk')
+    imgs = [read_image(client, file) for file in files]
+    if require_mod_crop:
+        imgs = [mod_crop(img, scale) for img in imgs]
+    clip = torch.stack(img2tensor(imgs, bgr2rgb=True, float32=True))
+    return (clip, [Path(file).stem for file in files]) if return_imgname else clip
+
+
+# ---------------------------------------------------------------------------- clips
+
+
+def generate_frame_indices(
+    crt_idx: int, max_frame_num: int, num_frames: int, padding: str = 'reflection'
+) -> list[int]:
+    """Indices of the ``num_frames`` (odd) frames around ``crt_idx``, padded at the clip's ends.
+
+    For frame 0 and 5 frames, ``padding`` gives: replicate 0 0 0 1 2; reflection 2 1 0 1 2;
+    reflection_circle 4 3 0 1 2; circle 3 4 0 1 2.
+    """
+    if num_frames % 2 == 0:
+        raise ValueError(f'num_frames must be odd, got {num_frames}.')
+    last, pad = max_frame_num - 1, num_frames // 2
+    first_shown, last_shown = crt_idx - pad, crt_idx + pad
+    before_and_after = {
+        'replicate': (lambda i: 0, lambda i: last),
+        'reflection': (lambda i: -i, lambda i: last * 2 - i),
+        'reflection_circle': (lambda i: last_shown - i, lambda i: first_shown - (i - last)),
+        'circle': (lambda i: i + num_frames, lambda i: i - num_frames),
+    }
+    if padding not in before_and_after:
+        raise ValueError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
+    before, after = before_and_after[padding]
+    return [
+        before(i) if i < 0 else after(i) if i > last else i
+        for i in range(first_shown, last_shown + 1)
+    ]
+
+
+def generate_gaussian_kernel(kernel_size: int = 13, sigma: float = 1.6) -> np.ndarray:
+    """Gaussian kernel (k, k), the response of scipy's filter to one bright pixel."""
+    from scipy.ndimage import gaussian_filter
+
+    impulse = np.zeros((kernel_size, kernel_size))
+    impulse[kernel_size // 2, kernel_size // 2] = 1
+    return gaussian_filter(impulse, sigma)
+
+
+def duf_downsample(x: Tensor, kernel_size: int = 13, scale: int = 4) -> Tensor:
+    """Blur and subsample as DUF does (Jo et al., CVPR 2018).
+
+    Args:
+        x: (b, t, c, h, w) or (t, c, h, w).
+        scale: 2, 3 or 4.
+    """
+    sigmas = {2: 0.8, 3: 1.2, 4: 1.6}
+    if scale not in sigmas:
+        raise ValueError(f'scale must be 2, 3 or 4, got {scale}.')
+    frames = x.flatten(0, -3).unsqueeze(1)
+    pad = kernel_size // 2 + scale * 2
+    kernel = torch.from_numpy(generate_gaussian_kernel(kernel_size, sigmas[scale])).to(x)
+    frames = F.conv2d(F.pad(frames, [pad] * 4, 'reflect'), kernel[None, None], stride=scale)
+    frames = frames[..., 2:-2, 2:-2]
+    return frames.view(*x.shape[:-2], *frames.shape[-2:])

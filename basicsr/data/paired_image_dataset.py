@@ -1,0 +1,149 @@
+"""Pairs of a low-quality and a ground-truth image."""
+
+import logging
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from basicsr.utils.file_client import FileClient
+from basicsr.utils.img_util import img2tensor
+from basicsr.utils.registry import DATASET_REGISTRY
+
+from .data_util import (
+    AlphaNotice,
+    paired_paths_from_folder,
+    paired_paths_from_lmdb,
+    paired_paths_from_meta_info_file,
+    read_image,
+)
+from .transforms import augment, normalize, paired_random_crop
+
+logger = logging.getLogger(__name__)
+
+
+@DATASET_REGISTRY.register()
+class PairedImageDataset(Dataset):
+    """LQ and GT images, cropped and augmented together in training.
+
+    Args:
+        opt: Options with the keys
+
+            * ``dataroot_gt``, ``dataroot_lq``: folders, LMDBs, or lists of folders that belong
+              together in order;
+            * ``io_backend``: ``{type: disk}`` (default) or ``{type: lmdb}``;
+            * ``meta_info_file``: optional list of GT names, one a line;
+            * ``filename_tmpl``: LQ base name from the GT base name; default '{}';
+            * ``recursive``: pair sub-folders too; default false;
+            * ``color``: 'y' or 'gray' for one channel; default three;
+            * ``mean``, ``std``: optional normalisation, per channel;
+            * ``phase``: 'train', 'val' or 'test'; ``scale``: GT size / LQ size;
+            * in training ``gt_size``, the side of the GT crop, ``use_hflip``, ``use_rot``, and
+              ``pad_small``: reflect images that are smaller than the crop; default false.
+
+    An item is ``{'lq', 'gt', 'lq_path', 'gt_path'}``: float32 RGB tensors (c, h, w) in [0, 1].
+    Outside training a GT up to ``scale - 1`` pixels larger than ``scale`` x LQ is cut to it.
+    """
+
+    def __init__(self, opt: dict):
+        self.opt = opt
+        self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
+        self.filename_tmpl = opt.get('filename_tmpl', '{}')
+        self.phase, self.scale = opt.get('phase', 'train'), opt['scale']
+        self.color = opt.get('color')
+        self.mean, self.std = opt.get('mean'), opt.get('std')
+        if (self.mean is None) != (self.std is None):
+            raise ValueError('mean and std go together; give both or neither.')
+        if self.phase == 'train':
+            self.gt_size = opt['gt_size']
+            self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
+            self.pad_small = opt.get('pad_small', False)
+            if self.gt_size % self.scale:
+                raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
+        self.paths = self._find_pairs(opt)
+        self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
+        self._alpha_notice = AlphaNotice()
+        self._warn_of_equal_folders()
+
+    def _find_pairs(self, opt: dict) -> list[dict[str, str]]:
+        if (opt.get('io_backend') or {}).get('type') == 'lmdb':
+            return paired_paths_from_lmdb([self.lq_folder, self.gt_folder], ['lq', 'gt'])
+        gt_roots = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
+        lq_roots = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
+        if len(gt_roots) != len(lq_roots):
+            raise ValueError(
+                f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
+                'belong together one by one.'
+            )
+        pairs = []
+        for folders in zip(lq_roots, gt_roots, strict=True):
+            if opt.get('meta_info_file') is not None:
+                pairs += paired_paths_from_meta_info_file(
+                    folders, ['lq', 'gt'], opt['meta_info_file'], self.filename_tmpl
+                )
+            else:
+                pairs += paired_paths_from_folder(
+                    folders, ['lq', 'gt'], self.filename_tmpl, opt.get('recursive', False)
+                )
+        return pairs
+
+    def _open(self, backend: dict) -> FileClient:
+        if backend['type'] == 'lmdb':
+            backend.update(db_paths=[self.lq_folder, self.gt_folder], client_keys=['lq', 'gt'])
+        return FileClient(backend.pop('type'), **backend)
+
+    def _warn_of_equal_folders(self) -> None:
+        if self.gt_folder == self.lq_folder and self.filename_tmpl == '{}':
+            logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor | str]:
+        gt_path, lq_path = self.paths[index]['gt_path'], self.paths[index]['lq_path']
+        gt = self._read(gt_path, 'gt')
+        lq = self._read(lq_path, 'lq')
+        if self.phase == 'train':
+            if self.pad_small:
+                gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
+            self._check_sizes(gt, lq, gt_path, lq_path)
+            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, gt_path)
+            gt, lq = augment([gt, lq], self.use_hflip, self.use_rot)
+        else:
+            gt = self._cut(gt, lq, gt_path, lq_path)
+
+        gt, lq = img2tensor([gt, lq], bgr2rgb=True, float32=True)
+        if self.mean is not None:
+            gt, lq = normalize(gt, self.mean, self.std), normalize(lq, self.mean, self.std)
+        return {'lq': lq, 'gt': gt, 'lq_path': lq_path, 'gt_path': gt_path}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def _read(self, path: str, client_key: str) -> np.ndarray:
+        return read_image(self.file_client, path, client_key, self.color, self._alpha_notice)
+
+    def _cut(self, gt: np.ndarray, lq: np.ndarray, gt_path: str, lq_path: str) -> np.ndarray:
+        """GT without the rows and columns that did not make a whole LQ pixel."""
+        height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
+        excess = gt.shape[0] - height, gt.shape[1] - width
+        if max(excess) > 0 and all(0 <= e < self.scale for e in excess):
+            logger.info('GT %s is cut to %d x LQ: (%d, %d).', gt_path, self.scale, height, width)
+            return gt[:height, :width]
+        self._check_sizes(gt, lq, gt_path, lq_path)
+        return gt
+
+    def _check_sizes(self, gt: np.ndarray, lq: np.ndarray, gt_path: str, lq_path: str) -> None:
+        (gt_h, gt_w), (lq_h, lq_w) = gt.shape[:2], lq.shape[:2]
+        if (gt_h, gt_w) == (lq_h * self.scale, lq_w * self.scale):
+            return
+        hint = f'cut or resize one of them to GT ({lq_h * self.scale}, {lq_w * self.scale})'
+        if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
+            hint = f'scale: {gt_h // lq_h} would fit'
+        raise ValueError(
+            f'GT {gt_path} ({gt_h}, {gt_w}) is not {self.scale} x LQ {lq_path} ({lq_h}, {lq_w}): '
+            f'{hint}.'
+        )
+
+
+def _pad(img: np.ndarray, size: int) -> np.ndarray:
+    """Reflect an image at the bottom and right up to ``size``."""
+    missing = [(0, max(size - length, 0)) for length in img.shape[:2]]
+    return np.pad(img, [*missing, (0, 0)], 'symmetric') if any(m[1] for m in missing) else img

@@ -1,0 +1,167 @@
+"""Getting the next batch ready while the current one is being used."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+class PrefetchGenerator(threading.Thread):
+    """A thread that keeps the next items of an iterable ready.
+
+    What the iterable raises is raised in its place among the items.
+
+    Args:
+        generator: Any iterable.
+        num_prefetch_queue: Items kept ready.
+    """
+
+    def __init__(self, generator: Iterable, num_prefetch_queue: int):
+        super().__init__(daemon=True)
+        self.generator = generator
+        self._queue: queue.Queue = queue.Queue(num_prefetch_queue)
+        self._stopped = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for item in self.generator:
+                self._put((item, None))
+                if self._stopped.is_set():
+                    return
+            self._put((None, StopIteration()))
+        except Exception as error:  # handed over: the consumer raises it
+            self._put((None, error))
+
+    def __next__(self) -> Any:
+        item, error = self._queue.get()
+        if error is None:
+            return item
+        self._queue.put((None, error))  # an ended iterator stays ended
+        raise error
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def stop(self) -> None:
+        """End the thread, whatever is left of the iterable."""
+        self._stopped.set()
+        self.join()
+        # The last reference to a loader's iterator goes, and with it its worker processes.
+        self.generator = ()
+
+    def _put(self, entry: tuple) -> None:
+        while not self._stopped.is_set():
+            with suppress(queue.Full):
+                self._queue.put(entry, timeout=0.1)
+                break
+
+
+class PrefetchDataLoader(DataLoader):
+    """A DataLoader whose batches a thread collects ahead of time.
+
+    Args:
+        num_prefetch_queue: Batches kept ready.
+        **kwargs: Arguments of DataLoader.
+    """
+
+    def __init__(self, num_prefetch_queue: int, **kwargs: Any):
+        self.num_prefetch_queue = num_prefetch_queue
+        super().__init__(**kwargs)
+
+    def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
+        producer = PrefetchGenerator(super().__iter__(), self.num_prefetch_queue)
+        try:
+            yield from producer
+        finally:
+            producer.stop()
+
+
+class CPUPrefetcher:
+    """Batches of a loader by ``next()``, which gives None at the end of a pass."""
+
+    def __init__(self, loader: Iterable):
+        self.ori_loader = loader
+        self.loader: Iterator | None = None
+
+    def next(self) -> Any:
+        if self.loader is None:
+            self.reset()
+        return next(self.loader, None)  # pyright: ignore[reportArgumentType] (set by reset)
+
+    def reset(self) -> None:
+        """Begin a new pass."""
+        self.loader = iter(self.ori_loader)
+
+    def __iter__(self) -> Iterator:
+        """The batches of a new pass."""
+        self.reset()
+        while (batch := self.next()) is not None:
+            yield batch
+
+
+class CUDAPrefetcher(CPUPrefetcher):
+    """As CPUPrefetcher, with the tensors of the next batch copied to the GPU on a side stream.
+
+    Without a GPU it hands the batches on.
+
+    Args:
+        loader: A loader with pinned memory, or the copies do not overlap.
+        opt: Reads ``num_gpu``.
+    """
+
+    def __init__(self, loader: Iterable, opt: dict):
+        super().__init__(loader)
+        self.opt = opt
+        self.device = torch.device('cuda' if opt['num_gpu'] != 0 else 'cpu')
+        self.stream = torch.cuda.Stream() if self.device.type == 'cuda' else None
+        self.batch: Any = None
+        self._error: Exception | None = None
+
+    def preload(self) -> None:
+        """Fetch the next batch and start its copy."""
+        try:
+            self.batch = super().next()
+        except Exception as error:  # raised when its batch is due, so no good batch is lost
+            self.batch, self._error = None, error
+            return
+        if self.stream is not None:
+            with torch.cuda.stream(self.stream):
+                self.batch = _map_tensors(
+                    self.batch, lambda tensor: tensor.to(self.device, non_blocking=True)
+                )
+
+    def next(self) -> Any:
+        if self.loader is None:
+            self.reset()
+        if self._error is not None:
+            raise self._error
+        batch = self.batch
+        if self.stream is not None:
+            current = torch.cuda.current_stream()
+            current.wait_stream(self.stream)
+            # The allocator must not reuse this memory while the current stream reads it.
+            _map_tensors(batch, lambda tensor: tensor.record_stream(current) or tensor)
+        if batch is not None:
+            self.preload()
+        return batch
+
+    def reset(self) -> None:
+        super().reset()
+        self._error = None
+        self.preload()
+
+
+def _map_tensors(value: Any, function: Any) -> Any:
+    """``value`` with every tensor in nested dicts, lists and tuples replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value

@@ -1,0 +1,141 @@
+"""Crops, flips and rotations of images and of pairs of images."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from basicsr.utils.img_util import cv2
+
+Image = np.ndarray | Tensor
+
+
+def mod_crop(img: np.ndarray, scale: int) -> np.ndarray:
+    """A copy of ``img`` (h, w) or (h, w, c), cut at the bottom and right to multiples of scale."""
+    if img.ndim not in (2, 3):
+        raise ValueError(f'an image has 2 or 3 dimensions, got shape {img.shape}.')
+    height, width = img.shape[0] // scale * scale, img.shape[1] // scale * scale
+    return img[:height, :width].copy()
+
+
+def paired_random_crop(
+    img_gts: Image | list[Image],
+    img_lqs: Image | list[Image],
+    gt_patch_size: int,
+    scale: int,
+    gt_path: str | None = None,
+) -> tuple[Any, Any]:
+    """Crop GT and LQ images at one random place.
+
+    Args:
+        img_gts: One or several images, numpy (h, w, c) or tensor (n, c, h, w), all of one size.
+        img_lqs: The same, ``scale`` times smaller.
+        gt_patch_size: Side of the GT crop; the LQ crop has ``gt_patch_size // scale``.
+        gt_path: For messages.
+
+    Returns:
+        GT and LQ crops, as lists where lists were given.
+
+    Raises:
+        ValueError: The sizes do not fit each other, or the patch is larger than the image.
+    """
+    gts = img_gts if isinstance(img_gts, list) else [img_gts]
+    lqs = img_lqs if isinstance(img_lqs, list) else [img_lqs]
+    (gt_h, gt_w), (lq_h, lq_w) = _size(gts[0]), _size(lqs[0])
+    lq_patch = gt_patch_size // scale
+
+    if (gt_h, gt_w) != (lq_h * scale, lq_w * scale):
+        raise ValueError(
+            f'scale mismatch: GT ({gt_h}, {gt_w}) is not {scale} times LQ ({lq_h}, {lq_w}) '
+            f'of {gt_path}.'
+        )
+    if lq_h < lq_patch or lq_w < lq_patch:
+        raise ValueError(
+            f'LQ ({lq_h}, {lq_w}) is smaller than the patch ({lq_patch}, {lq_patch}), i.e. GT '
+            f'({gt_h}, {gt_w}) than gt_size {gt_patch_size}: lower datasets.train.gt_size or '
+            f'remove {gt_path}.'
+        )
+    top = random.randint(0, lq_h - lq_patch)
+    left = random.randint(0, lq_w - lq_patch)
+    gts = [_crop(gt, top * scale, left * scale, gt_patch_size) for gt in gts]
+    lqs = [_crop(lq, top, left, lq_patch) for lq in lqs]
+    return _unwrap(gts), _unwrap(lqs)
+
+
+def _size(img: Image) -> tuple[int, int]:
+    """(height, width)"""
+    return tuple(img.shape[-2:] if isinstance(img, Tensor) else img.shape[:2])  # pyright: ignore[reportReturnType]
+
+
+def _crop(img: Image, top: int, left: int, size: int) -> Image:
+    window = slice(top, top + size), slice(left, left + size)
+    return img[(..., *window)] if isinstance(img, Tensor) else img[window]
+
+
+def _unwrap(values: list) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def augment(
+    imgs: np.ndarray | list[np.ndarray],
+    hflip: bool = True,
+    rotation: bool = True,
+    flows: np.ndarray | list[np.ndarray] | None = None,
+    return_status: bool = False,
+) -> Any:
+    """Flip and rotate images, all in the same way; the inputs stay as they are.
+
+    Args:
+        imgs: One or several images (h, w) or (h, w, c).
+        hflip: Mirror horizontally with probability 1/2.
+        rotation: Mirror vertically, and transpose, each with probability 1/2: with ``hflip`` all
+            eight orientations are equally likely.
+        flows: Optical flow (h, w, 2) in (x, y) order, moved and turned along.
+        return_status: Also return (hflip, vflip, rot90).
+
+    Returns:
+        The images, a list where several were given; then the flows, if given; then the status.
+    """
+    hflip = hflip and random.random() < 0.5
+    vflip = rotation and random.random() < 0.5
+    rot90 = rotation and random.random() < 0.5
+
+    def turn(img: np.ndarray) -> np.ndarray:
+        img = img[:, ::-1] if hflip else img
+        img = img[::-1] if vflip else img
+        img = img.swapaxes(0, 1) if rot90 else img
+        return np.ascontiguousarray(img)
+
+    def turn_flow(flow: np.ndarray) -> np.ndarray:
+        flow = turn(flow) * np.array([-1 if hflip else 1, -1 if vflip else 1], flow.dtype)
+        return np.ascontiguousarray(flow[..., ::-1]) if rot90 else flow
+
+    imgs = imgs if isinstance(imgs, list) else [imgs]
+    result = [_unwrap([turn(img) for img in imgs])]
+    if flows is not None:
+        flows = flows if isinstance(flows, list) else [flows]
+        result.append(_unwrap([turn_flow(flow) for flow in flows]))
+    if return_status:
+        result.append((hflip, vflip, rot90))
+    return tuple(result) if len(result) > 1 else result[0]
+
+
+def img_rotate(
+    img: np.ndarray,
+    angle: float,
+    center: tuple[float, float] | None = None,
+    scale: float = 1.0,
+) -> np.ndarray:
+    """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), in the same frame."""
+    height, width = img.shape[:2]
+    center = (width // 2, height // 2) if center is None else center
+    matrix = cv2.getRotationMatrix2D(center, angle, scale)
+    return cv2.warpAffine(img, matrix, (width, height))
+
+
+def normalize(img: Tensor, mean: list[float], std: list[float]) -> Tensor:
+    """(img - mean) / std per channel of ``img`` (..., c, h, w)."""
+    mean_, std_ = (torch.tensor(v, dtype=img.dtype).view(-1, 1, 1) for v in (mean, std))
+    return (img - mean_) / std_

@@ -1,0 +1,122 @@
+"""Reduction and weighting of pixel losses, and the artifact map of LDL.
+
+LDL: Jie Liang, Hui Zeng, Lei Zhang, "Details or Artifacts: A Locally Discriminative Learning
+Approach to Realistic Image Super-Resolution" (CVPR 2022), https://arxiv.org/abs/2203.09195
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reduce_loss(loss: Tensor, reduction: str) -> Tensor:
+    """Reduce a loss map: 'none' leaves it, 'mean' and 'sum' give a scalar."""
+    if reduction == 'none':
+        return loss
+    if reduction == 'mean':
+        return loss.mean()
+    if reduction == 'sum':
+        return loss.sum()
+    raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}.")
+
+
+def weight_reduce_loss(
+    loss: Tensor, weight: Tensor | None = None, reduction: str = 'mean'
+) -> Tensor:
+    """Multiply a loss map by a weight map, then reduce it.
+
+    Args:
+        loss: Loss map (b, c, h, w), or of any other shape.
+        weight: None, or a map that has as many dimensions and broadcasts to the shape of ``loss``;
+            usually (b, c, h, w) or (b, 1, h, w).
+        reduction: 'none', 'mean' (the weighted mean: the sum divided by the sum of the weights
+            over all elements; 0 if no weight is above 0) or 'sum'.
+    """
+    if weight is None:
+        return reduce_loss(loss, reduction)
+    if weight.dim() != loss.dim() or any(
+        size not in (1, wanted) for size, wanted in zip(weight.shape, loss.shape, strict=True)
+    ):
+        raise ValueError(
+            f'weight {tuple(weight.shape)} does not fit the loss map {tuple(loss.shape)}: every '
+            'size must be 1 or equal.'
+        )
+    loss = loss * weight
+    if reduction != 'mean':
+        return reduce_loss(loss, reduction)
+    total = weight.expand_as(loss).sum(dtype=loss.dtype)
+    return loss.sum() / total.clamp_min(torch.finfo(total.dtype).tiny)
+
+
+def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give ``loss_func(pred, target, **options)``, which returns a map, a weight and a reduction.
+
+    The result is called as ``f(pred, target, weight=None, reduction='mean', **options)``. Shapes
+    must be equal, for broadcasting would hide an output of the wrong size. Half precision is
+    computed in float32: squares and the mean of a whole batch need its digits and range.
+    """
+
+    @functools.wraps(loss_func)
+    def wrapper(
+        pred: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        reduction: str = 'mean',
+        **options: Any,
+    ) -> Tensor:
+        if pred.shape != target.shape:
+            raise ValueError(
+                f'{loss_func.__name__} compares images of one shape, got {tuple(pred.shape)} and '
+                f'{tuple(target.shape)}.'
+            )
+        loss = loss_func(_at_least_float32(pred), _at_least_float32(target), **options)
+        return weight_reduce_loss(loss, weight, reduction)
+
+    return wrapper
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def get_local_weights(residual: Tensor, ksize: int) -> Tensor:
+    """Variance of ``residual`` (b, 1, h, w) in the window around each pixel; same shape.
+
+    Args:
+        ksize: Side of the window, odd and less than twice the sides of the image, which is
+            reflected at the borders.
+    """
+    if ksize % 2 == 0 or ksize // 2 >= min(residual.shape[-2:]):
+        raise ValueError(
+            f'ksize must be odd and less than twice the sides of the image, got {ksize} for '
+            f'{tuple(residual.shape[-2:])}.'
+        )
+    padded = F.pad(residual, [ksize // 2] * 4, mode='reflect')
+    windows = padded.unfold(2, ksize, 1).unfold(3, ksize, 1)
+    return windows.var(dim=(-1, -2))
+
+
+def get_refined_artifact_map(
+    img_gt: Tensor, img_output: Tensor, img_ema: Tensor, ksize: int
+) -> Tensor:
+    """Map (b, 1, h, w) of where ``img_output`` probably shows artifacts (LDL, sec. 3.3).
+
+    It is the local variance of the residual times the fifth root of its variance over the image,
+    and 0 where the output is closer to the ground truth than that of the averaged network.
+
+    Args:
+        img_gt, img_output, img_ema: Ground truth, output of the network and output of its moving
+            average, (b, c, h, w).
+        ksize: Side of the window of the local variance, odd.
+    """
+    residual = (img_gt - img_output).abs().sum(1, keepdim=True)
+    residual_ema = (img_gt - img_ema).abs().sum(1, keepdim=True)
+    variance = residual.var(dim=(1, 2, 3), keepdim=True)
+    # A perfect output has variance 0, where the slope of the root is infinite.
+    patch_weight = variance.clamp_min(torch.finfo(variance.dtype).tiny) ** 0.2
+    weight = patch_weight * get_local_weights(residual, ksize)
+    return weight.masked_fill(residual < residual_ema, 0)

@@ -1,0 +1,34 @@
+"""What the metrics share: one layout, one range, luma."""
+
+import numpy as np
+
+from basicsr.utils.color_util import bgr2ycbcr
+
+
+def reorder_image(img: np.ndarray, input_order: str = 'HWC') -> np.ndarray:
+    """Bring an image (h, w), (h, w, c) or (c, h, w) into the layout (h, w, c).
+
+    Args:
+        input_order: 'HWC' or 'CHW'; of no importance for (h, w).
+    """
+    if input_order not in ('HWC', 'CHW'):
+        raise ValueError(f"input_order must be 'HWC' or 'CHW', got {input_order!r}.")
+    if img.ndim == 2:
+        return img[..., None]
+    return img.transpose(1, 2, 0) if input_order == 'CHW' else img
+
+
+def to_255(img: np.ndarray) -> np.ndarray:
+    """Scale a 16-bit image to [0, 255]; any other is taken to be in that range already."""
+    return img * (255 / 65535) if img.dtype == np.uint16 else img
+
+
+def to_y_channel(img: np.ndarray) -> np.ndarray:
+    """Luma (h, w, 1) in [16, 235], unrounded, of a BGR image (h, w, 3) in [0, 255].
+
+    An image of another number of channels is only converted to float32.
+    """
+    img = to_255(img).astype(np.float32)
+    if img.ndim == 3 and img.shape[2] == 3:
+        return 255 * bgr2ycbcr(img / 255, y_only=True)[..., None]
+    return img

@@ -1,0 +1,433 @@
+"""What every model needs: devices, processes, optimizers, the averaged copy, checkpoints."""
+
+import difflib
+import hashlib
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import lr_scheduler as torch_lr_scheduler
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from basicsr.utils.checkpoint import (
+    load_checkpoint,
+    save_checkpoint,
+    select_params,
+    strip_wrapper_prefixes,
+)
+from basicsr.utils.dist_util import get_dist_info, master_only
+
+from . import lr_scheduler
+
+logger = logging.getLogger(__name__)
+
+# What a resumed scheduler or parameter group must have from the state, and never from the options.
+_PROGRESS = {'last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'}
+_GROUP_PROGRESS = {'params', 'lr', 'scheduled_lr'}
+
+
+class BaseModel:
+    """Base of the models; a subclass owns the networks and one step.
+
+    Attributes:
+        opt: The completed options.
+        device: Where networks and batches live.
+        optimizers, schedulers: In the order in which a training state stores them.
+        log_dict: Scalars of the last step, as tensors on the device.
+        samples_seen: Training samples that all ranks together have taken; the loop counts them.
+    """
+
+    def __init__(self, opt: dict):
+        self.opt = opt
+        self.device = torch.device('cuda' if opt['num_gpu'] != 0 else 'cpu')
+        self.is_train = opt['is_train']
+        self.schedulers: list[Any] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.log_dict: Mapping[str, Any] = OrderedDict()
+        self.samples_seen = 0
+        self.metric_results: dict[str, float] = {}
+        self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
+
+    # ------------------------------------------------------------------ for subclasses to define
+
+    def feed_data(self, data: Mapping[str, Any]) -> None:
+        """Take over a batch."""
+        raise NotImplementedError(f'{type(self).__name__} defines no feed_data.')
+
+    def optimize_parameters(self, current_iter: int) -> None:
+        """Make one step on the batch."""
+        raise NotImplementedError(f'{type(self).__name__} defines no optimize_parameters.')
+
+    def get_current_visuals(self) -> Mapping[str, Tensor]:
+        """The images of the batch, on the CPU."""
+        raise NotImplementedError(f'{type(self).__name__} defines no get_current_visuals.')
+
+    def save(self, epoch: int, current_iter: int) -> None:
+        """Write the networks and, unless ``current_iter`` is -1, the training state."""
+        raise NotImplementedError(f'{type(self).__name__} defines no save.')
+
+    def dist_validation(
+        self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
+    ) -> None:
+        raise NotImplementedError(f'{type(self).__name__} defines no dist_validation.')
+
+    def nondist_validation(
+        self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
+    ) -> None:
+        raise NotImplementedError(f'{type(self).__name__} defines no nondist_validation.')
+
+    # ------------------------------------------------------------------ validation
+
+    def validation(
+        self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool = False
+    ) -> None:
+        """Restore the images of a set and score them.
+
+        Args:
+            dataloader: Loader of single images.
+            current_iter: The iteration, or in a test the name of the experiment.
+            tb_logger: Where scores go; None for the text log alone.
+            save_img: Write the results as images.
+        """
+        validate = self.dist_validation if self.opt['dist'] else self.nondist_validation
+        validate(dataloader, current_iter, tb_logger, save_img)
+
+    def _initialize_best_metric_results(self, dataset_name: str) -> None:
+        """Start the record of a set's best scores, once."""
+        if dataset_name in self.best_metric_results:
+            return
+        record = {}
+        for name, options in (self.opt['val'].get('metrics') or {}).items():
+            better = options.get('better', 'higher')
+            worst = -math.inf if better == 'higher' else math.inf
+            record[name] = {'better': better, 'val': worst, 'iter': -1}
+        self.best_metric_results[dataset_name] = record
+
+    def _update_best_metric_result(
+        self, dataset_name: str, metric: str, val: float, current_iter: int | str
+    ) -> None:
+        record = self.best_metric_results[dataset_name][metric]
+        higher = record['better'] == 'higher'
+        if val >= record['val'] if higher else val <= record['val']:
+            record['val'], record['iter'] = val, current_iter
+
+    # ------------------------------------------------------------------ networks
+
+    def model_to_device(self, net: nn.Module) -> nn.Module:
+        """Move a network to the device and wrap it for several processes or GPUs."""
+        net = net.to(self.device)
+        if self.opt['dist'] and any(p.requires_grad for p in net.parameters()):
+            return DistributedDataParallel(
+                net,
+                device_ids=[torch.cuda.current_device()] if self.device.type == 'cuda' else None,
+                find_unused_parameters=self.opt.get('find_unused_parameters', False),
+            )
+        if self.opt['num_gpu'] > 1 and not self.opt['dist']:
+            logger.info(
+                'DataParallel on %d GPUs; one process per GPU is faster: torchrun '
+                '--nproc_per_node=%d basicsr/train.py -opt FILE',
+                self.opt['num_gpu'],
+                self.opt['num_gpu'],
+            )
+            return DataParallel(net, device_ids=list(range(self.opt['num_gpu'])))
+        return net
+
+    def get_bare_model(self, net: nn.Module) -> nn.Module:
+        """The network inside its wrapper."""
+        if isinstance(net, DataParallel | DistributedDataParallel):
+            return net.module
+        return net
+
+    @master_only
+    def print_network(self, net: nn.Module) -> None:
+        """Log the class, the number of parameters and the layers."""
+        bare = self.get_bare_model(net)
+        name = type(bare).__name__
+        if bare is not net:
+            name = f'{type(net).__name__} - {name}'
+        parameters = sum(p.numel() for p in bare.parameters())
+        logger.info('Network: %s, with parameters: %s', name, f'{parameters:,d}')
+        logger.info('%s', bare)
+
+    @torch.no_grad()
+    def model_ema(self, decay: float = 0.999) -> None:
+        """Move ``net_g_ema`` towards ``net_g``: ``ema = decay * ema + (1 - decay) * net``.
+
+        Parameters are averaged; buffers, such as running statistics, are copied.
+        """
+        net, ema = self.get_bare_model(self.net_g), self.net_g_ema  # pyright: ignore[reportAttributeAccessIssue]
+        get_ema_multi_avg_fn(decay)(list(ema.parameters()), list(net.parameters()), None)
+        for own, current in zip(ema.buffers(), net.buffers(), strict=True):
+            own.copy_(current)
+
+    # ------------------------------------------------------------------ optimizers and schedules
+
+    def get_optimizer(
+        self, optim_type: str, params: Any, lr: float, **kwargs: Any
+    ) -> torch.optim.Optimizer:
+        """Any optimizer of ``torch.optim``, by the name of its class."""
+        known = [name for name, value in vars(torch.optim).items() if _is_optimizer(value)]
+        if optim_type not in known:
+            raise ValueError(
+                f"optimizer '{optim_type}' is not in torch.optim{_close(optim_type, known)}"
+            )
+        try:
+            return getattr(torch.optim, optim_type)(params, lr=lr, **kwargs)
+        except TypeError as error:
+            raise TypeError(f'{error}, while building {optim_type} from {kwargs}') from error
+
+    def setup_schedulers(self) -> None:
+        """One schedule per optimizer, of ours or of ``torch.optim.lr_scheduler``."""
+        options = dict(self.opt['train'].get('scheduler') or {})
+        if not options:
+            return
+        name = options.pop('type')
+        known = {
+            key: value
+            for key, value in vars(torch_lr_scheduler).items()
+            if isinstance(value, type) and issubclass(value, torch_lr_scheduler.LRScheduler)
+        }
+        known.pop('ReduceLROnPlateau', None)  # steps on a metric, which an iteration has not
+        known.update(
+            MultiStepLR=lr_scheduler.MultiStepRestartLR,  # equal without restarts
+            MultiStepRestartLR=lr_scheduler.MultiStepRestartLR,
+            CosineAnnealingRestartLR=lr_scheduler.CosineAnnealingRestartLR,
+        )
+        if name not in known:
+            raise ValueError(f"train.scheduler.type '{name}' is unknown{_close(name, known)}")
+        for optimizer in self.optimizers:
+            try:
+                self.schedulers.append(known[name](optimizer, **options))
+            except TypeError as error:
+                raise TypeError(f'{error}, while building {name} from {options}') from error
+
+    def update_learning_rate(self, current_iter: int, warmup_iter: int = -1) -> None:
+        """Set the rates for iteration ``current_iter``, counted from 1.
+
+        In the warm-up the scheduled rate is multiplied by ``current_iter / warmup_iter``.
+        """
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group in groups:  # schedulers go on from the rate without the warm-up factor
+            group['lr'] = group.get('scheduled_lr', group['lr'])
+        if current_iter > 1:
+            for scheduler in self.schedulers:
+                scheduler.step()
+        factor = current_iter / warmup_iter if current_iter < warmup_iter else 1
+        for group in groups:
+            group['scheduled_lr'] = group['lr']
+            group['lr'] = group['lr'] * factor
+
+    def get_current_learning_rate(self) -> list[float]:
+        """The rate of every parameter group, optimizer by optimizer."""
+        return [float(g['lr']) for optimizer in self.optimizers for g in optimizer.param_groups]
+
+    # ------------------------------------------------------------------ log
+
+    def reduce_loss_dict(self, loss_dict: Mapping[str, Any]) -> OrderedDict:
+        """The scalars of a step, cut from the graph and left on the device.
+
+        They are averaged over the ranks, and made floats, only when a line is printed.
+        """
+        return OrderedDict(
+            (name, value.detach() if isinstance(value, Tensor) else value)
+            for name, value in loss_dict.items()
+        )
+
+    def get_current_log(self) -> OrderedDict:
+        """The scalars of the last step as floats, averaged over the ranks.
+
+        Every rank has to call it.
+        """
+        if not self.log_dict:
+            return OrderedDict()
+        values = [torch.as_tensor(v, device=self.device).mean() for v in self.log_dict.values()]
+        stacked = torch.stack([value.float() for value in values])
+        world_size = get_dist_info()[1]
+        if world_size > 1:
+            dist.all_reduce(stacked)
+            stacked /= world_size
+        return OrderedDict(zip(self.log_dict, stacked.tolist(), strict=True))
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @master_only
+    def save_network(
+        self,
+        net: nn.Module | list[nn.Module],
+        net_label: str,
+        current_iter: int,
+        param_key: str | list[str] = 'params',
+    ) -> None:
+        """Write one or several networks into ``<net_label>_<iter or latest>.pth``.
+
+        Args:
+            net: A network, or a list such as [net_g, net_g_ema].
+            net_label: Such as 'net_g'.
+            current_iter: -1 stands for 'latest'.
+            param_key: Key or keys of the file.
+        """
+        nets, keys = (v if isinstance(v, list) else [v] for v in (net, param_key))
+        if len(nets) != len(keys):
+            raise ValueError(f'{len(nets)} networks need as many param_keys, got {keys}.')
+        label = 'latest' if current_iter == -1 else current_iter
+        content = {
+            key: {name: value.cpu() for name, value in self.get_bare_model(n).state_dict().items()}
+            for n, key in zip(nets, keys, strict=True)
+        }
+        save_checkpoint(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
+
+    def load_network(
+        self,
+        net: nn.Module,
+        load_path: str | Path,
+        strict: bool = True,
+        param_key: str | None = 'params',
+    ) -> None:
+        """Load weights into a network.
+
+        Args:
+            strict: All keys and shapes must agree; otherwise those that do are loaded.
+            param_key: Key inside the file; None for a bare state dict. If the file has another
+                of the usual keys instead, that one is taken and named.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ValueError: The file is damaged, does not fit (strict), or has nothing that fits.
+        """
+        net = self.get_bare_model(net)
+        state, used_key = select_params(load_checkpoint(load_path), param_key, load_path)
+        own = net.state_dict()
+        state = strip_wrapper_prefixes(state, own)
+        with open(load_path, 'rb') as file:
+            digest = hashlib.file_digest(file, 'sha256').hexdigest()[:8]
+        logger.info(
+            'Loading %s model from %s, with param key: [%s]. (sha256 %s…)',
+            type(net).__name__,
+            load_path,
+            used_key,
+            digest,
+        )
+        problems = self._differences(own, state)
+        if strict:
+            try:
+                net.load_state_dict(state, strict=True)
+            except RuntimeError as error:
+                text = '; '.join(problems) or str(error).replace('\n', ' ')
+                raise ValueError(
+                    f'{load_path} does not fit {type(net).__name__}: {text}. To load what fits, '
+                    'set path.strict_load_g (or _d) to false.'
+                ) from error
+            return
+        fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
+        logger.info(
+            'Loaded %d of %d keys (%.0f %%).',
+            len(fitting),
+            len(own),
+            100 * len(fitting) / max(len(own), 1),
+        )
+        for problem in problems:
+            logger.warning('Not loaded: %s', problem)
+        if not fitting:
+            raise ValueError(f'{load_path} has nothing that fits {type(net).__name__}.')
+        net.load_state_dict(fitting, strict=False)
+
+    @staticmethod
+    def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+        """What keeps ``state`` from fitting a network with the state dict ``own``, in words."""
+        problems = []
+        missing, unexpected = sorted(own.keys() - state), sorted(state.keys() - own.keys())
+        if missing:
+            problems.append(f'missing in the file: {_some(missing)}')
+        if unexpected:
+            problems.append(f'not in the network: {_some(unexpected)}')
+        shapes = [
+            f'{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the network'
+            for key in own
+            if key in state and state[key].shape != own[key].shape
+        ]
+        return problems + ([f'other shapes: {_some(shapes)}'] if shapes else [])
+
+    @master_only
+    def save_training_state(self, epoch: int, current_iter: int) -> None:
+        """Write ``<iter>.state``: all that a resume needs besides the networks.
+
+        Randomness is counted (from ``manual_seed``, the iteration and the sample number), so no
+        generator's state is part of it.
+        """
+        if current_iter == -1:
+            return
+        state = {
+            'epoch': epoch,
+            'iter': current_iter,
+            'samples': self.samples_seen,
+            'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
+            'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
+            'best_metric_results': deepcopy(self.best_metric_results),
+        }
+        save_checkpoint(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
+
+    def resume_training(self, resume_state: Mapping[str, Any]) -> None:
+        """Continue optimizers, schedules and records from a training state."""
+        for kind in ('optimizers', 'schedulers'):
+            if len(resume_state[kind]) != len(getattr(self, kind)):
+                raise ValueError(
+                    f'the training state has {len(resume_state[kind])} {kind}, this model '
+                    f'{len(getattr(self, kind))}: it belongs to another kind of run.'
+                )
+        for optimizer, state in zip(self.optimizers, resume_state['optimizers'], strict=True):
+            for group, saved in zip(optimizer.param_groups, state['param_groups'], strict=False):
+                _warn_of_changes('optimizer', group, saved, _GROUP_PROGRESS)
+            try:
+                optimizer.load_state_dict(deepcopy(state))
+            except ValueError as error:
+                raise ValueError(
+                    f'the training state does not fit the optimizer: {error}'
+                ) from error
+        for scheduler, state in zip(self.schedulers, resume_state['schedulers'], strict=True):
+            _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
+            scheduler.load_state_dict(deepcopy(state))
+        self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
+        self.samples_seen = resume_state.get('samples', 0)
+
+
+def _is_optimizer(value: Any) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+    )
+
+
+def _close(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return (
+        f"; did you mean '{close[0]}'?" if close else f'; choose from {", ".join(sorted(known))}.'
+    )
+
+
+def _some(items: list[str]) -> str:
+    return ', '.join(items[:5]) + (f' and {len(items) - 5} more' if len(items) > 5 else '')
+
+
+def _warn_of_changes(
+    kind: str, current: Mapping[str, Any], saved: Mapping[str, Any], progress: set[str]
+) -> None:
+    """Say which edited options have no effect, since the state decides on a resume."""
+    for key in current.keys() & saved.keys() - progress:
+        if current[key] != saved[key]:
+            logger.warning(
+                'Resume: %s.%s goes on as %s of the training state; %s of the option file is not '
+                'used.',
+                kind,
+                key,
+                saved[key],
+                current[key],
+            )

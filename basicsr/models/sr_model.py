@@ -1,0 +1,309 @@
+"""Restoration by regression: one network, pixel and perceptual losses."""
+
+import inspect
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from basicsr.archs import build_network
+from basicsr.data import shard
+from basicsr.data.data_util import image_name
+from basicsr.losses import build_loss
+from basicsr.metrics import calculate_metric
+from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info
+from basicsr.utils.figures import side_by_side
+from basicsr.utils.img_util import imwrite, tensor2img
+from basicsr.utils.logger import ScalarWriter
+from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
+
+from .base_model import BaseModel
+
+logger = logging.getLogger(__name__)
+
+
+@MODEL_REGISTRY.register()
+class SRModel(BaseModel):
+    """A network ``net_g`` from LQ to GT, and with ``train.ema_decay`` its average ``net_g_ema``.
+
+    Attributes:
+        lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
+        image_results: Of the last validation: scores per image, by image name.
+        panels: Of the last validation: the first images, as (h, w, c) BGR uint8 arrays.
+    """
+
+    def __init__(self, opt: dict):
+        super().__init__(opt)
+        self.net_g = self.model_to_device(build_network(opt['network_g']))
+        self.print_network(self.net_g)
+        self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
+        self.image_results: dict[str, dict[str, float]] = {}
+        self.panels: list[dict[str, Any]] = []
+        self._full_reference_skipped = False
+        if self.is_train:
+            self.init_training_settings()
+
+    def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> bool:
+        """Load what ``path.pretrain_network_<label>`` names; False if it names nothing."""
+        path = self.opt['path']
+        load_path = path.get(f'pretrain_network_{label}')
+        if load_path is None:
+            return False
+        self.load_network(net, load_path, path.get(f'strict_load_{label}', True), param_key)
+        return True
+
+    # ------------------------------------------------------------------ training
+
+    def init_training_settings(self) -> None:
+        self.net_g.train()
+        train_opt = self.opt['train']
+        self.ema_decay = train_opt.get('ema_decay', 0)
+        if self.ema_decay > 0:
+            logger.info('Use Exponential Moving Average with decay: %s', self.ema_decay)
+            self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
+            if not self._load_pretrained(self.net_g_ema, 'g', 'params_ema'):
+                self.model_ema(0)  # a copy
+            self.net_g_ema.eval()
+        self.init_losses()
+        self.setup_optimizers()
+        self.setup_schedulers()
+
+    def init_losses(self) -> None:
+        """Build ``cri_pix`` and ``cri_perceptual``."""
+        self.cri_pix, self.cri_perceptual = (
+            build_loss(self.opt['train'][key]).to(self.device)
+            if self.opt['train'].get(key)
+            else None
+            for key in ('pixel_opt', 'perceptual_opt')
+        )
+        if self.cri_pix is None and self.cri_perceptual is None:
+            raise ValueError('no loss: give train.pixel_opt or train.perceptual_opt.')
+
+    def setup_optimizers(self) -> None:
+        options = dict(self.opt['train']['optim_g'])
+        trained = []
+        for name, parameter in self.net_g.named_parameters():
+            if parameter.requires_grad:
+                trained.append(parameter)
+            else:
+                logger.warning('Params %s will not be optimized.', name)
+        self.optimizer_g = self.get_optimizer(options.pop('type'), trained, **options)
+        self.optimizers.append(self.optimizer_g)
+
+    def feed_data(self, data: Mapping[str, Any]) -> None:
+        self.lq = data['lq'].to(self.device, non_blocking=True)
+        if 'gt' in data:
+            self.gt = data['gt'].to(self.device, non_blocking=True)
+        elif hasattr(self, 'gt'):
+            del self.gt  # of the batch before
+
+    def optimize_parameters(self, current_iter: int) -> None:
+        self.optimizer_g.zero_grad()
+        self.output = self.net_g(self.lq)
+        losses = self.fidelity_losses()
+        sum(losses.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer_g.step()
+        self.log_dict = self.reduce_loss_dict(losses)
+        self.update_ema()
+
+    def fidelity_losses(self) -> OrderedDict[str, Tensor]:
+        """The losses between ``output`` and ``gt``, by their names in the log."""
+        losses = OrderedDict()
+        if self.cri_pix is not None:
+            losses['l_pix'] = self.cri_pix(self.output, self.gt)
+        if self.cri_perceptual is not None:
+            l_percep, l_style = self.cri_perceptual(self.output, self.gt)
+            if l_percep is not None:
+                losses['l_percep'] = l_percep
+            if l_style is not None:
+                losses['l_style'] = l_style
+        return losses
+
+    def update_ema(self) -> None:
+        if self.ema_decay > 0:
+            self.model_ema(decay=self.ema_decay)
+
+    # ------------------------------------------------------------------ restoring
+
+    def _run(self, lq: Tensor) -> Tensor:
+        """The averaged network's result, or the trained one's, in eval mode."""
+        net = self.net_g_ema if hasattr(self, 'net_g_ema') else self.get_bare_model(self.net_g)
+        was_training = net.training
+        net.eval()
+        with torch.no_grad():
+            output = net(lq)
+        net.train(was_training)
+        return output
+
+    def test(self) -> None:
+        """Restore ``lq`` into ``output``."""
+        self.output = self._run(self.lq)
+
+    def test_selfensemble(self) -> None:
+        """Restore ``lq`` into the mean over its eight flips and rotations."""
+        lq, outputs = self.lq, []
+        for turns in range(4):
+            for flip in (False, True):
+                turned = torch.rot90(lq.flip(-1) if flip else lq, turns, (-2, -1))
+                self.lq = turned
+                self.test()
+                back = torch.rot90(self.output, -turns, (-2, -1))
+                outputs.append(back.flip(-1) if flip else back)
+        self.lq = lq
+        self.output = torch.stack(outputs).mean(0)
+
+    def get_current_visuals(self) -> OrderedDict[str, Tensor]:
+        visuals = OrderedDict(lq=self.lq.detach().cpu(), result=self.output.detach().cpu())
+        if hasattr(self, 'gt'):
+            visuals['gt'] = self.gt.detach().cpu()
+        return visuals
+
+    # ------------------------------------------------------------------ validation
+
+    def dist_validation(
+        self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
+    ) -> None:
+        """Share the images among the ranks; the results equal those of one process."""
+        rank, world_size = get_dist_info()
+        if type(self).nondist_validation is not SRModel.nondist_validation:
+            if rank == 0:  # a subclass has its own loop, which knows nothing of ranks
+                self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
+            barrier()
+            return
+        share = shard(dataloader, rank, world_size)
+        self._validate(share, current_iter, tb_logger, save_img, rank, world_size)
+
+    def nondist_validation(
+        self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
+    ) -> None:
+        self._validate(dataloader, current_iter, tb_logger, save_img)
+
+    def _validate(
+        self,
+        dataloader: Any,
+        current_iter: int | str,
+        tb_logger: Any,
+        save_img: bool,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Restore, score and save the images ``rank, rank + world_size, …`` of the set."""
+        dataset_opt = dataloader.dataset.opt
+        dataset_name = dataset_opt['name']
+        val_opt = self.opt['val']
+        restore = self.test_selfensemble if val_opt.get('self_ensemble') else self.test
+        self._initialize_best_metric_results(dataset_name)
+        self._full_reference_skipped = False
+        self.panels = []
+
+        scores = []
+        hide_bar = rank > 0 or not val_opt.get('pbar', False)
+        for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
+            index, name = rank + position * world_size, image_name(data['lq_path'][0], dataset_opt)
+            if hasattr(self, 'gt'):
+                del self.gt  # whatever feed_data a subclass has, no GT of another image is scored
+            self.feed_data(data)
+            restore()
+            visuals = self.get_current_visuals()
+            images = {key: tensor2img([value]) for key, value in visuals.items()}
+            if save_img:
+                imwrite(images['result'], self._image_path(dataset_name, name, current_iter))
+            scores.append((index, name, self.score_images(images, name)))
+            if index < val_opt.get('log_images', 0):
+                self.panels.append({'name': name, **images, 'metrics': scores[-1][2]})
+            # Nothing of this image stays on the device while the next one is restored.
+            del self.lq, self.output
+
+        scores = sorted(gather_lists(scores))
+        self.image_results = {name: values for _, name, values in scores}
+        self._finish_validation(dataset_name, current_iter, tb_logger)
+
+    def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
+        folder = Path(self.opt['path']['visualization'])
+        if self.is_train:
+            return str(folder / name / f'{Path(name).name}_{current_iter}.png')
+        suffix = self.opt['val'].get('suffix') or self.opt['name']
+        return str(folder / dataset_name / f'{name}_{suffix}.png')
+
+    def score_images(self, images: Mapping[str, np.ndarray], name: str) -> dict[str, float]:
+        """Every metric of ``val.metrics`` for one image; those that need a GT only with one."""
+        data, values = {'img': images['result']}, {}
+        if 'gt' in images:
+            data['img2'] = images['gt']
+        for metric, options in (self.opt['val'].get('metrics') or {}).items():
+            if 'gt' not in images and _needs_reference(METRIC_REGISTRY.get(options['type'])):
+                self._notice_missing_gt(metric)
+                continue
+            try:
+                values[metric] = float(calculate_metric(data, options))
+            except (AssertionError, ValueError) as error:
+                raise ValueError(f'metric {metric} of image {name}: {error}') from error
+            if math.isnan(values[metric]):
+                logger.warning('Metric %s of image %s is NaN.', metric, name)
+        return values
+
+    def _notice_missing_gt(self, metric: str) -> None:
+        if not self._full_reference_skipped:
+            logger.info('No GT: metrics that compare with it (such as %s) are left out.', metric)
+            self._full_reference_skipped = True
+
+    def _finish_validation(
+        self, dataset_name: str, current_iter: int | str, tb_logger: Any
+    ) -> None:
+        """Average the scores over the images, keep the best ones, and log them."""
+        self.metric_results = {}
+        for metric in self.opt['val'].get('metrics') or {}:
+            values = [v[metric] for v in self.image_results.values() if metric in v]
+            if not values:
+                continue
+            # Equal images have an infinite PSNR; the mean is over the others.
+            finite = [value for value in values if not math.isinf(value)]
+            if len(finite) < len(values):
+                equal = len(values) - len(finite)
+                logger.info('%s: %d of %d images equal the GT.', metric, equal, len(values))
+            mean = math.fsum(finite) / len(finite) if finite else values[0]
+            self.metric_results[metric] = mean
+            self._update_best_metric_result(dataset_name, metric, mean, current_iter)
+        if not self.image_results:
+            logger.warning('Validation %s: the set is empty.', dataset_name)
+        self._log_validation_metric_values(current_iter, dataset_name, tb_logger)
+
+    def _log_validation_metric_values(
+        self, current_iter: int | str, dataset_name: str, tb_logger: Any
+    ) -> None:
+        text = f'Validation {dataset_name}\n'
+        for metric, value in self.metric_results.items():
+            best = self.best_metric_results[dataset_name][metric]
+            text += f'\t # {metric}: {value:.4f}\tBest: {best["val"]:.4f} @ {best["iter"]} iter\n'
+        logger.info(text)
+        if tb_logger is None:
+            return
+        for metric, value in self.metric_results.items():
+            tb_logger.add_scalar(f'metrics/{dataset_name}/{metric}', value, current_iter)
+        if isinstance(tb_logger, ScalarWriter):
+            for panel in self.panels:
+                tag = f'{dataset_name}/{panel["name"]}'
+                tb_logger.add_image(tag, side_by_side(panel), current_iter)
+        tb_logger.flush()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, epoch: int, current_iter: int) -> None:
+        nets, keys = [self.net_g], ['params']
+        if hasattr(self, 'net_g_ema'):
+            nets, keys = [*nets, self.net_g_ema], [*keys, 'params_ema']
+        self.save_network(nets, 'net_g', current_iter, keys)
+        self.save_training_state(epoch, current_iter)
+
+
+def _needs_reference(metric: Callable) -> bool:
+    """Whether a metric cannot do without a second image."""
+    parameter = inspect.signature(metric).parameters.get('img2')
+    return parameter is not None and parameter.default is inspect.Parameter.empty

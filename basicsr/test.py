@@ -1,0 +1,99 @@
+"""Restore and score images with a trained network: ``python basicsr/test.py -opt FILE``."""
+
+import sys
+from pathlib import Path
+
+if __name__ == '__main__':  # Python put basicsr/ itself on the path; the package is one level up
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from basicsr.utils.options import parse_args
+
+    parse_args()  # --help and mistyped flags are answered before torch is imported
+
+import json
+from typing import Any
+
+from basicsr.data import build_dataloader, build_dataset
+from basicsr.models import build_model
+from basicsr.utils.checkpoint import atomic_path
+from basicsr.utils.dist_util import barrier
+from basicsr.utils.logger import get_env_info, get_root_logger
+from basicsr.utils.misc import get_time_str, make_exp_dirs
+from basicsr.utils.options import dict2str, parse_options
+
+
+def test_pipeline(root_path: str | Path) -> None:
+    """Run every test set of the command line's option file through the network.
+
+    Args:
+        root_path: Parent of ``results/``.
+
+    Raises:
+        ValueError: The option file names no weights, and does not say that this is meant.
+    """
+    opt, _ = parse_options(root_path, is_train=False)
+    path = opt['path']
+    if not path.get('pretrain_network_g') and not path['random_weights']:
+        raise ValueError(
+            'path.pretrain_network_g names no weights: the network would be an untrained one. '
+            'Set it, or path.random_weights: true if that is meant.'
+        )
+    make_exp_dirs(opt)
+    barrier()
+    logger = get_root_logger(
+        log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log'
+    )
+    logger.info(get_env_info())
+    logger.info(dict2str(opt))
+
+    loaders = []
+    for _, dataset_opt in sorted(opt['datasets'].items()):
+        dataset = build_dataset(dataset_opt)
+        loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
+        logger.info('Number of test images in %s: %d', dataset_opt['name'], len(dataset))
+
+    model = build_model(opt)
+    results = {}
+    for loader in loaders:
+        name = loader.dataset.opt['name']
+        logger.info('Testing %s...', name)
+        model.validation(loader, opt['name'], None, opt['val']['save_img'])
+        results[name] = {
+            'metrics': dict(model.metric_results),
+            'images': getattr(model, 'image_results', {}),
+        }
+    if opt['rank'] == 0:
+        logger.info('%s', results_table(results))
+        write_results(opt, results)
+        logger.info('Results are in %s', path['results_root'])
+    barrier()
+
+
+def results_table(results: dict[str, Any]) -> str:
+    """The scores of every set as lines of aligned columns."""
+    metrics = list(dict.fromkeys(m for result in results.values() for m in result['metrics']))
+    width = max([len('set'), *map(len, results)])
+    lines = [f'{"set":<{width}}  images' + ''.join(f'{metric:>12}' for metric in metrics)]
+    for name, result in results.items():
+        scores = [result['metrics'].get(metric) for metric in metrics]
+        cells = ''.join('           -' if s is None else f'{s:12.4f}' for s in scores)
+        lines.append(f'{name:<{width}}  {len(result["images"]):6d}{cells}')
+    return '\n' + '\n'.join(lines)
+
+
+def write_results(opt: dict, results: dict[str, Any]) -> None:
+    """Write ``results.json``: scores per set and image, and how they were measured."""
+    content = {
+        'name': opt['name'],
+        'network': opt.get('network_g'),
+        'weights': opt['path'].get('pretrain_network_g'),
+        'metric_options': opt['val']['metrics'],
+        'sets': results,
+    }
+    with atomic_path(Path(opt['path']['results_root']) / 'results.json') as temporary:
+        temporary.write_text(json.dumps(content, indent=2), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    from basicsr.cli import run
+
+    run(test_pipeline, Path(__file__).resolve().parents[1])

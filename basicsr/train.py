@@ -1,0 +1,251 @@
+"""Train a network from an option file: ``python basicsr/train.py -opt options/x.yml``."""
+
+import sys
+from pathlib import Path
+
+if __name__ == '__main__':  # Python put basicsr/ itself on the path; the package is one level up
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from basicsr.utils.options import parse_args
+
+    parse_args()  # --help and mistyped flags are answered before torch is imported
+
+import datetime
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+from basicsr.data import build_dataloader, build_dataset, gpus_per_process
+from basicsr.data.data_sampler import EnlargedSampler
+from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher
+from basicsr.models import build_model
+from basicsr.utils.checkpoint import load_checkpoint, remove_stale_temporaries
+from basicsr.utils.dist_util import barrier, from_master
+from basicsr.utils.figures import write_comparison, write_curves
+from basicsr.utils.logger import (
+    AvgTimer,
+    MessageLogger,
+    ScalarWriter,
+    get_env_info,
+    get_root_logger,
+    init_tb_loggers,
+    tb_folder,
+)
+from basicsr.utils.misc import check_resume, get_time_str, make_exp_dirs, mkdir_and_rename
+from basicsr.utils.options import copy_opt_file, dict2str, parse_options
+from basicsr.utils.rng import seed_all
+
+
+def train_pipeline(root_path: str | Path) -> None:
+    """Train from the command line's option file to the last checkpoint.
+
+    Args:
+        root_path: Parent of ``experiments/`` and ``tb_logger/``.
+    """
+    opt, args = parse_options(root_path, is_train=True)
+    opt['root_path'] = str(root_path)
+    resume_state = load_resume_state(opt)
+    start_iter = resume_state['iter'] if resume_state else 0
+    logger, writer = start_logs(opt, args.opt, start_iter)
+
+    train_loader, sampler, val_loaders, _, total_iter = create_train_val_dataloader(
+        opt, logger, resume_state
+    )
+    model = build_model(opt)
+    if resume_state:
+        model.resume_training(resume_state)
+        logger.info(
+            'Resuming training from epoch: %d, iter: %d.', resume_state['epoch'], start_iter
+        )
+        del resume_state  # a second copy of the optimizer state
+    else:
+        logger.info('Start training from epoch: 0, iter: 0')
+
+    def validate(current_iter: int) -> None:
+        for val_loader in val_loaders:
+            model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
+
+    def is_due(current_iter: int) -> bool:
+        frequency = opt['val'] and opt['val']['val_freq']
+        return bool(frequency) and current_iter % frequency == 0
+
+    if start_iter and is_due(start_iter):
+        validate(start_iter)  # a state is saved before the validation of its iteration
+
+    batch_size = train_loader.batch_sampler.batch_size * opt['world_size']
+    model.samples_seen = train_loader.batch_sampler.start
+    save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
+    log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
+    batches = prefetch(train_loader, opt)
+    iter_timer, data_timer = AvgTimer(), AvgTimer()
+
+    # The iterations come first: after the last step no batch is asked for.
+    for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
+        data_timer.record()
+        epoch = model.samples_seen // sampler.total_size
+        model.samples_seen += batch_size
+        seed_all(opt['manual_seed'], opt['rank'], current_iter)
+        model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
+        model.feed_data(data)
+        model.optimize_parameters(current_iter)
+        iter_timer.record()
+
+        if current_iter == start_iter + 1:
+            log_line.reset_start_time()  # the first step also starts workers and chooses kernels
+        if current_iter % print_freq == 0:
+            log_vars = {'epoch': epoch, 'iter': current_iter}
+            log_vars['lrs'] = model.get_current_learning_rate()
+            log_vars['time'] = iter_timer.get_avg_time()
+            log_vars['data_time'] = data_timer.get_avg_time()
+            log_line(log_vars | model.get_current_log())
+        if current_iter % save_freq == 0 or current_iter == total_iter:
+            logger.info('Saving models and training states.')
+            model.save(epoch, current_iter)
+        if is_due(current_iter):
+            validate(current_iter)
+        data_timer.start()
+        iter_timer.start()
+
+    elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
+    logger.info('End of training. Time consumed: %s', elapsed)
+    logger.info('Save the latest model.')
+    model.save(epoch=-1, current_iter=-1)
+    if opt['val'] and not is_due(total_iter):
+        validate(total_iter)
+    writer.close()
+    draw_results(opt, model, logger)
+    barrier()
+
+
+def load_resume_state(opt: dict) -> dict | None:
+    """The training state to go on from, if any; networks are then loaded from beside it.
+
+    ``--auto_resume`` takes the newest state of this experiment, else ``path.resume_state`` counts.
+    """
+    logger, path = get_root_logger(), opt['path']
+    if opt['auto_resume']:
+        folder = Path(path['training_states'])
+        states = [s for s in folder.glob('*.state') if s.stem.isdigit()] if folder.is_dir() else []
+        newest = max(states, key=lambda state: int(state.stem), default=None)
+        newest = from_master(str(newest) if newest else None)
+        if newest:
+            path['resume_state'] = newest
+            logger.info('--auto_resume: going on from %s', newest)
+        else:
+            logger.info('--auto_resume: no state in %s; starting at iteration 0.', folder)
+    if not path['resume_state']:
+        return None
+    state = load_checkpoint(path['resume_state'])
+    check_resume(opt, state['iter'])
+    return state
+
+
+def start_logs(opt: dict, option_file: str, start_iter: int) -> tuple[Any, ScalarWriter]:
+    """Make the folders of the run, open its log file and writers, and say what is run."""
+    logger, path = get_root_logger(), opt['path']
+    if start_iter == 0:
+        make_exp_dirs(opt)
+        if opt['rank'] == 0 and opt['logger']['use_tb_logger'] and 'debug' not in opt['name']:
+            mkdir_and_rename(tb_folder(opt))
+    elif opt['rank'] == 0:
+        for key in ('models', 'training_states', 'visualization'):
+            Path(path[key]).mkdir(parents=True, exist_ok=True)
+            remove_stale_temporaries(path[key])
+    barrier()  # no rank writes into a folder that rank 0 is about to move
+    if opt['rank'] == 0:
+        copy_opt_file(option_file, path['experiments_root'])
+    log_file = Path(path['log']) / f'train_{opt["name"]}_{get_time_str()}.log'
+    logger = get_root_logger(log_file=log_file)
+    logger.info(get_env_info())
+    logger.info('Experiment folder: %s', path['experiments_root'])
+    logger.info(dict2str(opt))
+    return logger, init_tb_loggers(opt, start_iter)
+
+
+def create_train_val_dataloader(
+    opt: dict, logger: Any, resume_state: dict | None = None
+) -> tuple[Any, EnlargedSampler, list, int, int]:
+    """Build the loaders.
+
+    Returns:
+        The endless training loader, its sampler, the validation loaders, and how many epochs and
+        iterations the run has.
+    """
+    total_iter, total_epochs = opt['train']['total_iter'], 0
+    train_loader, sampler, val_loaders = None, None, []
+    for dataset_opt in opt['datasets'].values():
+        dataset = build_dataset(dataset_opt)
+        if dataset_opt['phase'] == 'val':
+            val_loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
+            logger.info('Number of val images in %s: %d', dataset_opt['name'], len(dataset))
+            continue
+        ratio, per_gpu = dataset_opt['dataset_enlarge_ratio'], dataset_opt['batch_size_per_gpu']
+        batch_size = per_gpu * gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
+        start = (
+            resume_state.get('samples', resume_state['iter'] * batch_size) if resume_state else 0
+        )
+        seed = opt['manual_seed']
+        sampler = EnlargedSampler(dataset, opt['world_size'], opt['rank'], ratio, seed)
+        train_loader = build_dataloader(
+            dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start
+        )
+        total_epochs = math.ceil(total_iter * batch_size / sampler.total_size)
+        logger.info(
+            'Training statistics:'
+            f'\n\tNumber of train images: {len(dataset)}'
+            f'\n\tDataset enlarge ratio: {ratio}'
+            f'\n\tBatch size per gpu: {per_gpu}'
+            f'\n\tWorld size (gpu number): {opt["world_size"]}'
+            f'\n\tSamples per iteration: {batch_size}'
+            f'\n\tRequire iter number per epoch: {sampler.total_size / batch_size:.1f}'
+            f'\n\tTotal epochs: {total_epochs}; iters: {total_iter}.'
+        )
+    if train_loader is None or sampler is None:
+        raise ValueError('datasets has no train section: there is nothing to train on.')
+    return train_loader, sampler, val_loaders, total_epochs, total_iter
+
+
+def prefetch(train_loader: Any, opt: dict) -> CPUPrefetcher:
+    """The batches of the loader, copied ahead to the GPU with ``prefetch_mode: cuda``."""
+    dataset_opt = opt['datasets']['train']
+    if dataset_opt['prefetch_mode'] != 'cuda':
+        return CPUPrefetcher(train_loader)
+    if opt['num_gpu'] == 0:
+        get_root_logger().warning('prefetch_mode cuda has no effect on the CPU.')
+    elif not dataset_opt['pin_memory']:
+        raise ValueError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
+    return CUDAPrefetcher(train_loader, opt)
+
+
+def iterations(opt: dict, start_iter: int) -> Iterable[int]:
+    """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal."""
+    total_iter = opt['train']['total_iter']
+    return tqdm(
+        range(start_iter + 1, total_iter + 1),
+        initial=start_iter,
+        total=total_iter,
+        disable=None if opt['rank'] == 0 else True,
+        unit='iter',
+    )
+
+
+def draw_results(opt: dict, model: Any, logger: Any) -> None:
+    """Write the curves of the run and its last validation images, and say where all is."""
+    if opt['rank'] > 0:
+        return
+    folder = Path(opt['path']['experiments_root'])
+    pictures = []
+    if write_curves(folder / 'curves.png', folder / 'metrics.jsonl'):
+        pictures.append('curves.png')
+    if getattr(model, 'panels', None):
+        write_comparison(folder / 'comparison.png', model.panels, model.score_images)
+        pictures.append('comparison.png')
+    logger.info('Results are in %s: models/, metrics.jsonl, %s', folder, ', '.join(pictures))
+
+
+if __name__ == '__main__':
+    from basicsr.cli import run
+
+    run(train_pipeline, Path(__file__).resolve().parents[1])

@@ -1,0 +1,125 @@
+"""Checkpoint files: written whole or not at all, read without running code."""
+
+import logging
+import os
+import shutil
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from .misc import sizeof_fmt
+
+logger = logging.getLogger(__name__)
+
+# Wrappers prepend these to every key: DistributedDataParallel and torch.compile.
+_WRAPPER_PREFIXES = ('module.', '_orig_mod.')
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which takes its place when the block ends without error.
+
+    A crash at any moment leaves either the old file or the new one.
+
+    Raises:
+        OSError: The file could not be written; says where and how much space is free.
+    """
+    path = Path(path)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temporary
+        with temporary.open('rb+') as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
+        raise OSError(f'cannot write {path} (free space: {free}): {error}') from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_stale_temporaries(folder: str | Path) -> None:
+    """Remove what a killed process left behind in the middle of a write."""
+    for file in Path(folder).glob('.*.tmp'):
+        file.unlink(missing_ok=True)
+
+
+def save_checkpoint(content: dict, path: str | Path) -> None:
+    """Write tensors and plain Python values to ``path``, atomically."""
+    with atomic_path(path) as temporary:
+        torch.save(content, temporary)
+
+
+def load_checkpoint(path: str | Path) -> Any:
+    """Read a checkpoint onto the CPU; code inside the file is refused, never run.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file is damaged, or holds more than tensors and plain values.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'no checkpoint file {path}.')
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        reason = str(error).strip().split('\n')[0]
+        raise ValueError(
+            f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
+            f'values ({reason}).'
+        ) from error
+
+
+def strip_wrapper_prefixes(
+    state_dict: Mapping[str, Any], expected: Container[str]
+) -> Mapping[str, Any]:
+    """The state dict without the prefixes of DDP and torch.compile, in any nesting.
+
+    A prefix goes only while no key is an ``expected`` one: a network may have a layer of its own
+    called ``module``.
+    """
+    while state_dict and not any(key in expected for key in state_dict):
+        prefix = next(
+            (p for p in _WRAPPER_PREFIXES if all(k.startswith(p) for k in state_dict)), ''
+        )
+        if not prefix:
+            break
+        state_dict = {key.removeprefix(prefix): value for key, value in state_dict.items()}
+    return state_dict
+
+
+def select_params(content: Mapping[str, Any], param_key: str | None, path: str | Path) -> tuple:
+    """Find the state dict in a checkpoint file: (state dict, key used or None).
+
+    The key asked for is taken if it is there; else, with a warning, the first of ``params_ema``,
+    ``params``, ``state_dict``; else the file must be a bare state dict.
+    """
+    if param_key is None and _is_state_dict(content):
+        return content, None
+    if param_key in content:
+        return content[param_key], param_key
+    order = ('params', 'params_ema') if param_key == 'params_ema' else ('params_ema', 'params')
+    for key in (*order, 'state_dict'):
+        if key in content:
+            if param_key is not None:
+                logger.warning(
+                    'Loading: %s has no key %s; using %s (it has: %s).',
+                    path,
+                    param_key,
+                    key,
+                    ', '.join(content),
+                )
+            return content[key], key
+    if _is_state_dict(content):
+        return content, None
+    raise ValueError(
+        f"{path} has no key '{param_key}' and is not a bare state dict; its keys are "
+        f'{", ".join(map(str, content))}. Set path.param_key_* to one of them.'
+    )
+
+
+def _is_state_dict(content: Mapping[str, Any]) -> bool:
+    return bool(content) and all(isinstance(value, torch.Tensor) for value in content.values())

@@ -1,0 +1,119 @@
+"""Process groups: who am I, how many are we, and speaking only once."""
+
+import functools
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+
+def launched_by_torchrun() -> bool:
+    """Whether torchrun (or a compatible launcher) started this process."""
+    return all(name in os.environ for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
+
+
+def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
+    """Join the process group.
+
+    Args:
+        launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
+        backend: 'nccl' becomes 'gloo' where there is no GPU.
+        **kwargs: ``port`` (SLURM only); the rest goes to ``init_process_group``.
+    """
+    port = kwargs.pop('port', None)
+    if launcher == 'slurm':
+        _slurm_environment(port)
+    elif launcher != 'pytorch':
+        raise ValueError(f"launcher is '{launcher}'; give 'none', 'pytorch' or 'slurm'.")
+    missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR') if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f'--launcher {launcher}: the environment has no {", ".join(missing)}. Start the '
+            'processes with: torchrun --nproc_per_node=N basicsr/train.py -opt FILE'
+        )
+    if torch.cuda.is_available():
+        # LOCAL_RANK, not RANK: on a second node RANK goes on counting while devices start at 0.
+        local_rank = int(os.environ.get('LOCAL_RANK', '0'))
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        backend = 'gloo'
+    dist.init_process_group(backend, **kwargs)
+    if get_dist_info()[0] == 0:
+        logger.info('Process group: %d processes, backend %s.', dist.get_world_size(), backend)
+
+
+def _slurm_environment(port: int | None) -> None:
+    """Translate SLURM's variables into those that torch reads; what is set already stays."""
+    try:
+        rank, world_size = os.environ['SLURM_PROCID'], os.environ['SLURM_NTASKS']
+    except KeyError as error:
+        raise ValueError(f'--launcher slurm: the environment has no {error.args[0]}.') from None
+    os.environ.update(
+        RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=os.environ.get('SLURM_LOCALID', '0')
+    )
+    if 'MASTER_ADDR' not in os.environ:
+        os.environ['MASTER_ADDR'] = _first_slurm_host()
+    if port is not None:
+        os.environ['MASTER_PORT'] = str(port)
+    elif 'MASTER_PORT' not in os.environ:
+        # Two jobs on one node must not meet: derive the port from the job's number.
+        os.environ['MASTER_PORT'] = str(20000 + int(os.environ.get('SLURM_JOB_ID', '9500')) % 20000)
+
+
+def _first_slurm_host() -> str:
+    nodes = os.environ.get('SLURM_NODELIST', '')
+    if '[' not in nodes and ',' not in nodes:
+        return nodes or socket.gethostname()
+    hosts = subprocess.run(
+        ['scontrol', 'show', 'hostnames', nodes], check=True, capture_output=True, text=True
+    )
+    return hosts.stdout.split()[0]
+
+
+def get_dist_info() -> tuple[int, int]:
+    """(rank, world size); (0, 1) without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def master_only(func: Callable) -> Callable:
+    """Run ``func`` on rank 0 only; the other ranks get None."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs) if get_dist_info()[0] == 0 else None
+
+    return wrapper
+
+
+def barrier() -> None:
+    """Wait for all ranks; nothing to wait for without a process group."""
+    if get_dist_info()[1] > 1:
+        dist.barrier()
+
+
+def from_master(value: Any) -> Any:
+    """Rank 0's ``value``, on every rank."""
+    if get_dist_info()[1] == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def gather_lists(items: list) -> list:
+    """The lists of all ranks, one after the other, on every rank."""
+    world_size = get_dist_info()[1]
+    if world_size == 1:
+        return items
+    lists: list[Any] = [None] * world_size
+    dist.all_gather_object(lists, items)
+    return [item for part in lists for item in part]

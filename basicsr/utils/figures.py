@@ -1,0 +1,121 @@
+"""Pictures of a run: results side by side, and curves."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import atomic_path
+from .img_util import cv2
+from .matlab_functions import imresize
+
+# A restored image, and what belongs to it: 'name', 'lq', 'result' and perhaps 'gt', all uint8 BGR.
+Panel = Mapping[str, Any]
+
+
+def enlarge(lq: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Bicubic enlargement of a uint8 image to (height, width); what the network has to beat."""
+    if lq.shape[:2] == size:
+        return lq
+    scale = size[0] / lq.shape[0]
+    if scale == size[1] / lq.shape[1]:
+        large = imresize(lq.astype(np.float64), scale)
+    else:
+        large = cv2.resize(lq, size[::-1], interpolation=cv2.INTER_CUBIC).astype(np.float64)
+    return np.clip(np.rint(large), 0, 255).astype(np.uint8)
+
+
+def side_by_side(panel: Panel) -> np.ndarray:
+    """LQ (nearest neighbour), result and GT in one (h, w, 3) RGB image."""
+    height, width = panel['result'].shape[:2]
+    lq = cv2.resize(panel['lq'], (width, height), interpolation=cv2.INTER_NEAREST)
+    images = [lq, panel['result'], *([panel['gt']] if 'gt' in panel else [])]
+    return np.concatenate([_rgb(image)[:height] for image in images], axis=1)
+
+
+def _rgb(image: np.ndarray) -> np.ndarray:
+    image = image if image.ndim == 3 else image[..., None]
+    channels = [2, 1, 0] if image.shape[2] >= 3 else [0, 0, 0]
+    return np.ascontiguousarray(image[..., channels])
+
+
+def write_comparison(
+    path: str | Path,
+    panels: Sequence[Panel],
+    score: Callable[[dict[str, np.ndarray], str], Mapping[str, float]],
+) -> None:
+    """Write one row per image: LQ enlarged by bicubic | result | GT, with scores in the captions.
+
+    Args:
+        score: From {'result', 'gt'} and a name to scores.
+    """
+    columns = 3 if any('gt' in panel for panel in panels) else 2
+    figure = _figure(4 * columns, 4.3 * len(panels))
+    axes = figure.subplots(len(panels), columns, squeeze=False)
+    for row, panel in zip(axes, panels, strict=True):
+        bicubic = enlarge(panel['lq'], panel['result'].shape[:2])
+        images = [('bicubic', bicubic), ('result', panel['result'])]
+        captions = []
+        for label, image in images:
+            scores = score({'result': image, **({'gt': panel['gt']} if 'gt' in panel else {})}, '')
+            captions.append(f'{label}\n{_caption(scores)}')
+        images += [('GT', panel['gt'])] if 'gt' in panel else []
+        captions += [f'{panel["name"]} (ground truth)\n'] if 'gt' in panel else []
+        for axis, (_, image), caption in zip(row, images, captions, strict=False):
+            axis.imshow(_rgb(image))
+            axis.set_title(caption, fontsize=10)
+        for axis in row:
+            axis.set_axis_off()
+    _write(figure, path)
+
+
+def _caption(scores: Mapping[str, float]) -> str:
+    units = {'psnr': ' dB'}
+    return '  '.join(
+        f'{name.upper()} {value:.2f}{units[name]}'
+        if name in units
+        else f'{name.upper()} {value:.4f}'
+        for name, value in scores.items()
+    )
+
+
+def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
+    """Draw the losses and validation scores of a ``metrics.jsonl``; False if it has none."""
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for line in Path(metrics_file).read_text(encoding='utf-8').splitlines():
+        row = json.loads(line)
+        for tag, value in row.items():
+            if tag.startswith(('losses/', 'metrics/')):
+                curves[tag].append((row['iter'], value))
+    losses = [tag for tag in curves if tag.startswith('losses/')]
+    groups = {'loss': losses} if losses else {}
+    for tag in curves:
+        if tag.startswith('metrics/'):
+            groups.setdefault(tag.rpartition('/')[2], []).append(tag)
+    if not groups:
+        return False
+    figure = _figure(5 * len(groups), 3.8)
+    for axis, (title, tags) in zip(
+        figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
+    ):
+        for tag in tags:
+            axis.plot(*zip(*curves[tag], strict=True), marker='.', label=tag.split('/')[1])
+        axis.set(xlabel='iteration', title=title, yscale='log' if title == 'loss' else 'linear')
+        axis.grid(alpha=0.3)
+        axis.legend()
+    _write(figure, path)
+    return True
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    return Figure(figsize=(width, height), dpi=100, layout='tight')
+
+
+def _write(figure: Any, path: str | Path) -> None:
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format='png')

@@ -1,0 +1,136 @@
+"""Reading bytes from a folder, an LMDB or a memcached server behind one interface.
+
+The clients hold paths only, so a dataset that owns one travels to worker processes as it is.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class BaseStorageBackend:
+    """Interface of a backend: ``get`` returns bytes, ``get_text`` a string."""
+
+    def get(self, filepath: str | Path) -> bytes | None:
+        raise NotImplementedError(f'{type(self).__name__} cannot read bytes.')
+
+    def get_text(self, filepath: str | Path) -> str:
+        raise NotImplementedError(f'{type(self).__name__} cannot read texts.')
+
+
+class HardDiskBackend(BaseStorageBackend):
+    """Files of a file system."""
+
+    def get(self, filepath: str | Path) -> bytes:
+        return Path(filepath).read_bytes()
+
+    def get_text(self, filepath: str | Path) -> str:
+        return Path(filepath).read_text(encoding='utf-8')
+
+
+class MemcachedBackend(BaseStorageBackend):
+    """A memcached server, through the ``mc`` package of the cluster.
+
+    Args:
+        server_list_cfg, client_cfg: Configuration files of the server list and the client.
+        sys_path: Folder of the ``mc`` package, if it is not installed.
+    """
+
+    def __init__(self, server_list_cfg: str, client_cfg: str, sys_path: str | None = None):
+        if sys_path is not None:
+            sys.path.append(sys_path)
+        try:
+            import mc  # pyright: ignore[reportMissingImports] (exists on such clusters only)
+        except ImportError as error:
+            raise ImportError(
+                'io_backend type memcached needs the package mc of a memcached cluster; '
+                'name its folder as sys_path.'
+            ) from error
+        self._mc = mc
+        self._client = mc.MemcachedClient.GetInstance(server_list_cfg, client_cfg)
+
+    def get(self, filepath: str | Path) -> memoryview:  # pyright: ignore[reportIncompatibleMethodOverride]
+        value = self._mc.pyvector()
+        self._client.Get(str(filepath), value)
+        return self._mc.ConvertBuffer(value)
+
+
+class LmdbBackend(BaseStorageBackend):
+    """One LMDB or several, told apart by client keys.
+
+    Args:
+        db_paths: Folder of a database, or a list of them.
+        client_keys: A name for each.
+        readonly, lock, readahead: As in ``lmdb.open``. Other keywords go there too.
+    """
+
+    def __init__(
+        self,
+        db_paths: str | Path | Sequence[str | Path],
+        client_keys: str | Sequence[str] = 'default',
+        readonly: bool = True,
+        lock: bool = False,
+        readahead: bool = False,
+        **kwargs: Any,
+    ):
+        paths = [db_paths] if isinstance(db_paths, str | Path) else list(db_paths)
+        keys = [client_keys] if isinstance(client_keys, str) else list(client_keys)
+        if len(paths) != len(keys):
+            raise ValueError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
+        for path in paths:
+            if not (Path(path) / 'data.mdb').is_file():
+                raise FileNotFoundError(f'no LMDB at {path} (a folder with data.mdb).')
+        self.db_paths = {key: str(path) for key, path in zip(keys, paths, strict=True)}
+        self._options = {'readonly': readonly, 'lock': lock, 'readahead': readahead, **kwargs}
+
+    def get(self, filepath: str | Path, client_key: str = 'default') -> bytes | None:
+        """Value of the key ``filepath``; None if the database has no such key."""
+        if client_key not in self.db_paths:
+            raise KeyError(f"client_key '{client_key}' is not one of {list(self.db_paths)}.")
+        database = _open_lmdb(self.db_paths[client_key], **self._options)
+        with database.begin(write=False) as transaction:
+            return transaction.get(str(filepath).encode())
+
+
+@functools.cache
+def _open_lmdb(path: str, **options: Any) -> Any:
+    # LMDB allows a database to be opened once per process: two datasets may share this handle.
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ImportError('io_backend type lmdb needs: pip install lmdb') from error
+    return lmdb.open(path, **options)
+
+
+class FileClient:
+    """A backend chosen by name.
+
+    Args:
+        backend: 'disk', 'lmdb' or 'memcached'.
+        **kwargs: Arguments of that backend.
+    """
+
+    _backends = {  # noqa: RUF012 (a constant table; dependents extend it by subclassing)
+        'disk': HardDiskBackend,
+        'memcached': MemcachedBackend,
+        'lmdb': LmdbBackend,
+    }
+
+    def __init__(self, backend: str = 'disk', **kwargs: Any):
+        if backend not in self._backends:
+            raise ValueError(
+                f"io_backend type '{backend}' is unknown; choose from {', '.join(self._backends)}."
+            )
+        self.backend = backend
+        self.client = self._backends[backend](**kwargs)
+
+    def get(self, filepath: str | Path, client_key: str = 'default') -> bytes | None:
+        """Bytes of a file or a key; None for a key that an LMDB lacks."""
+        if isinstance(self.client, LmdbBackend):
+            return self.client.get(filepath, client_key)
+        return self.client.get(filepath)
+
+    def get_text(self, filepath: str | Path) -> str:
+        return self.client.get_text(filepath)

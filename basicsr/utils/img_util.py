@@ -1,0 +1,213 @@
+"""Images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+try:
+    import cv2
+except ImportError as error:
+    raise ImportError(
+        f'OpenCV cannot be imported ({error}). Where libGL or libglib are missing, as on most '
+        'servers, use the build without windows: pip uninstall -y opencv-python && '
+        'pip install opencv-python-headless'
+    ) from error
+
+# The orientation tag of a photo is ignored: 'unchanged' images and LMDB files never follow it, and
+# the two images of a pair must agree. ANYDEPTH keeps 16-bit images from being cut to 8 bits.
+_AS_STORED = cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+_READ_FLAGS = {
+    'color': cv2.IMREAD_COLOR | _AS_STORED,
+    'grayscale': cv2.IMREAD_GRAYSCALE | _AS_STORED,
+    'unchanged': cv2.IMREAD_UNCHANGED,
+}
+_LARGEST = {'uint8': 255, 'uint16': 65535}
+
+
+def img2tensor(
+    imgs: np.ndarray | Sequence[np.ndarray], bgr2rgb: bool = True, float32: bool = True
+) -> Any:
+    """Turn images into tensors that share no memory with them.
+
+    Args:
+        imgs: One image or a list of them, (h, w, c) or gray (h, w), of any dtype.
+        bgr2rgb: Swap the first and third of 3 or 4 channels; other images keep their order.
+        float32: Convert to float32; otherwise the dtype is kept. Values are never rescaled.
+
+    Returns:
+        A tensor (c, h, w), or a list of tensors for a list of images.
+    """
+    if not isinstance(imgs, np.ndarray):
+        return [img2tensor(img, bgr2rgb, float32) for img in imgs]
+    if imgs.ndim not in (2, 3):
+        raise ValueError(f'An image must be (h, w, c) or (h, w), got shape {imgs.shape}.')
+    img = imgs if imgs.ndim == 3 else imgs[..., None]
+    if bgr2rgb:
+        img = _swap_red_and_blue(img)
+    dtype = np.float32 if float32 else img.dtype
+    return torch.from_numpy(np.array(img.transpose(2, 0, 1), dtype=dtype, order='C'))
+
+
+def tensor2img(
+    tensor: Tensor | Sequence[Tensor],
+    rgb2bgr: bool = True,
+    out_type: Any = np.uint8,
+    min_max: tuple[float, float] = (0, 1),
+) -> Any:
+    """Turn tensors into images; the tensors are left as they are.
+
+    Args:
+        tensor: One tensor or a list of them, on any device and of any dtype: (c, h, w), (h, w) or
+            (b, c, h, w), where a batch of several images becomes one picture with the images side
+            by side in rows of int(sqrt(b)).
+        rgb2bgr: Swap the first and third of 3 or 4 channels (RGBA to BGRA).
+        out_type: ``np.uint8`` and ``np.uint16`` give rounded values up to 255 and 65535, a
+            floating type gives [0, 1].
+        min_max: Values that become black and white; those outside are clipped.
+
+    Returns:
+        Array (h, w, c), or (h, w) for one channel; a list of arrays for two tensors or more.
+    """
+    if not isinstance(tensor, Tensor):
+        images = [tensor2img(item, rgb2bgr, out_type, min_max) for item in tensor]
+        return images[0] if len(images) == 1 else images
+
+    black, white = min_max
+    x = tensor.detach().float().clamp(black, white)
+    x = _as_one_picture((x - black) / (white - black))
+    dtype = np.dtype(out_type)
+    if dtype.name in _LARGEST:
+        x = x.mul(_LARGEST[dtype.name]).round()
+    if dtype == np.uint8:
+        x = x.to(torch.uint8)  # on the device, so that a quarter of the bytes travels
+    img = x.permute(1, 2, 0).cpu().numpy().astype(dtype, copy=False)
+    if img.shape[2] == 1:
+        return np.ascontiguousarray(img[..., 0])
+    return np.ascontiguousarray(_swap_red_and_blue(img) if rgb2bgr else img)
+
+
+def tensor2img_fast(
+    tensor: Tensor, rgb2bgr: bool = True, min_max: tuple[float, float] = (0, 1)
+) -> np.ndarray:
+    """Turn one tensor into a uint8 image: ``tensor2img``, under upstream's second name."""
+    return tensor2img(tensor, rgb2bgr, np.uint8, min_max)
+
+
+def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> np.ndarray:
+    """Decode an image file that has been read into memory.
+
+    The bit depth is that of the file and a photo's orientation tag is ignored.
+
+    Args:
+        content: The bytes of the file.
+        flag: 'color' gives (h, w, 3) BGR: gray is repeated, alpha dropped; 'grayscale' gives
+            (h, w); 'unchanged' gives what the file holds, (h, w), (h, w, 3) or BGRA (h, w, 4).
+        float32: Return float32 in [0, 1]: 8-bit values divided by 255, 16-bit values by 65535.
+
+    Raises:
+        ValueError: The bytes are no complete image.
+    """
+    if flag not in _READ_FLAGS:
+        raise ValueError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
+    if not content:
+        raise ValueError('The image is empty (0 bytes).')
+    try:
+        img = cv2.imdecode(np.frombuffer(content, np.uint8), _READ_FLAGS[flag])
+    except cv2.error as error:
+        raise ValueError(f'OpenCV cannot decode the image: {error}') from error
+    if img is None:
+        raise ValueError(
+            f'The {len(content)} bytes are no image that OpenCV can decode: cut off, damaged or of '
+            'an unknown format.'
+        )
+    if not float32:
+        return img
+    largest = _LARGEST.get(img.dtype.name, 1)
+    img = img.astype(np.float32)
+    img /= largest
+    return img
+
+
+def imwrite(
+    img: np.ndarray,
+    file_path: str | Path,
+    params: Sequence[int] | None = None,
+    auto_mkdir: bool = True,
+) -> None:
+    """Write an image; the file appears complete or not at all.
+
+    Args:
+        img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA; uint16 is kept by PNG and TIFF.
+        file_path: Its extension names the format.
+        params: Encoder settings, pairs of an ``cv2.IMWRITE_*`` number and a value.
+        auto_mkdir: Make missing folders.
+
+    Raises:
+        OSError: The image cannot be encoded or the file not be written; the path is named.
+    """
+    path = Path(file_path)
+    try:
+        encoded, buffer = cv2.imencode(path.suffix, img, params or [])
+    except cv2.error as error:
+        raise OSError(f'Cannot write {path}: {error}') from error
+    if not encoded:
+        raise OSError(f'Cannot write {path}: OpenCV cannot encode {img.dtype} {img.shape}.')
+    if auto_mkdir:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f'.{path.stem}.{os.getpid()}{path.suffix}')
+    try:
+        part.write_bytes(buffer.tobytes())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OSError(
+            error.errno, f'Cannot write the image: {error.strerror}', str(path)
+        ) from error
+
+
+def crop_border(imgs: Any, crop_border: int) -> Any:
+    """Cut ``crop_border`` pixels off all four sides of an image (h, w, ...) or a list of images."""
+    if isinstance(imgs, list | tuple):
+        return [_crop(img, crop_border) for img in imgs]
+    return _crop(imgs, crop_border)
+
+
+def _crop(img: np.ndarray, border: int) -> np.ndarray:
+    height, width = img.shape[:2]
+    if border < 0 or 2 * border >= min(height, width):
+        raise ValueError(
+            f'crop_border {border} leaves nothing of an image of {height} x {width} pixels '
+            '(height x width): lower it.'
+        )
+    return img[border : height - border, border : width - border]
+
+
+def _swap_red_and_blue(img: np.ndarray) -> np.ndarray:
+    """A view of (h, w, c) with channels 0 and 2 swapped; as it is if c is neither 3 nor 4."""
+    if img.shape[2] == 3:
+        return img[..., ::-1]
+    return img[..., [2, 1, 0, 3]] if img.shape[2] == 4 else img
+
+
+def _as_one_picture(x: Tensor) -> Tensor:
+    """The picture (c, h, w) of a tensor with 2 to 4 dimensions."""
+    if x.dim() == 2:
+        return x[None]
+    if x.dim() == 4 and len(x) == 1:
+        return x[0]
+    if x.dim() == 4:
+        from torchvision.utils import make_grid  # slow to import, and seldom needed
+
+        return make_grid(x, nrow=math.isqrt(len(x)))
+    if x.dim() != 3:
+        raise ValueError(
+            'A tensor must be (h, w), (c, h, w) or (b, c, h, w) to become an image, got shape '
+            f'{tuple(x.shape)}.'
+        )
+    return x

@@ -1,0 +1,368 @@
+"""What a run says: the text log, TensorBoard, wandb and ``metrics.jsonl``."""
+
+import datetime
+import json
+import logging
+import time
+from collections.abc import Mapping
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import atomic_path
+from .dist_util import get_dist_info
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = '%(asctime)s %(levelname)s: %(message)s'
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Prints above a progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+def get_root_logger(
+    logger_name: str = 'basicsr', log_level: int = logging.INFO, log_file: str | Path | None = None
+) -> logging.Logger:
+    """The logger that every module's ``logging.getLogger(__name__)`` reports to.
+
+    The first call sets up the console; a call with ``log_file`` adds that file, which begins with
+    what was said before. Ranks above 0 print errors only and write no file.
+    """
+    root = logging.getLogger(logger_name)
+    rank = get_dist_info()[0]
+    root.setLevel(log_level if rank == 0 else logging.ERROR)
+    root.propagate = False
+    if not any(isinstance(handler, _ConsoleHandler) for handler in root.handlers):
+        _add_handler(root, _ConsoleHandler())
+        _add_handler(root, MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1))
+    if log_file is not None and rank == 0:
+        file_handler = logging.FileHandler(log_file, mode='w', encoding='utf-8')
+        for handler in root.handlers[:]:
+            if isinstance(handler, MemoryHandler):
+                file_handler.setFormatter(handler.formatter)
+                handler.setTarget(file_handler)
+            if not isinstance(handler, _ConsoleHandler):  # the file of an earlier run, too
+                handler.close()
+                root.removeHandler(handler)
+        _add_handler(root, file_handler)
+    return root
+
+
+def _add_handler(root: logging.Logger, handler: logging.Handler) -> None:
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root.addHandler(handler)
+
+
+def get_env_info() -> str:
+    """Versions, and the folder that basicsr was imported from."""
+    import torch
+    import torchvision
+
+    from basicsr.version import __version__
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'
+    return (
+        f'\nVersion Information:'
+        f'\n\tBasicSR: {__version__} from {Path(__file__).resolve().parents[1]}'
+        f'\n\tPyTorch: {torch.__version__}'
+        f'\n\tTorchVision: {torchvision.__version__}'
+        f'\n\tDevice: {device}'
+    )
+
+
+class AvgTimer:
+    """Seconds between ``start`` and ``record``: the last one and the mean of recent ones."""
+
+    def __init__(self, window: int = 200):
+        self.window = window  # the mean starts anew after so many records, to follow changes
+        self.current_time = 0.0
+        self.total_time = 0.0
+        self.count = 0
+        self.start()
+
+    def start(self) -> None:
+        self.start_time = self.tic = time.perf_counter()
+
+    def record(self) -> None:
+        if self.count >= self.window:
+            self.total_time, self.count = 0.0, 0
+        self.current_time = time.perf_counter() - self.tic
+        self.tic += self.current_time
+        self.total_time += self.current_time
+        self.count += 1
+
+    def get_current_time(self) -> float:
+        return self.current_time
+
+    def get_avg_time(self) -> float:
+        return self.total_time / max(self.count, 1)
+
+
+class MessageLogger:
+    """One text line per logged iteration, with the time left; the scalars go to ``tb_logger`` too.
+
+    Args:
+        opt: Reads ``name``, ``train.total_iter`` and ``logger``.
+        start_iter: Iteration after which the clock is started, for the time left.
+        tb_logger: A ScalarWriter or SummaryWriter; None for the text alone.
+    """
+
+    def __init__(self, opt: dict, start_iter: int = 1, tb_logger: Any = None):
+        self.exp_name = opt['name']
+        self.max_iters = opt['train']['total_iter']
+        self.start_iter = start_iter
+        self.tb_logger = tb_logger
+        self.reset_start_time()
+
+    def reset_start_time(self) -> None:
+        self.start_time = time.perf_counter()
+
+    def __call__(self, log_vars: Mapping[str, Any]) -> None:
+        """Write one line.
+
+        Args:
+            log_vars: ``epoch``, ``iter``, ``lrs`` (list), optionally ``time`` and ``data_time``
+                (seconds per iteration), and any number of scalars.
+        """
+        scalars = dict(log_vars)
+        epoch, current_iter = scalars.pop('epoch'), scalars.pop('iter')
+        lrs = scalars.pop('lrs')
+        iter_time, data_time = scalars.pop('time', None), scalars.pop('data_time', None)
+        scalars = {name: float(value) for name, value in scalars.items()}
+
+        message = f'[{self.exp_name[:5]}..][epoch:{epoch:3d}, iter:{current_iter:8,d}, lr:('
+        message += ''.join(f'{lr:.3e},' for lr in lrs) + ')] '
+        if iter_time is not None:
+            message += f'[eta: {self._time_left(current_iter)}, '
+            message += f'time (data): {iter_time:.3f} ({data_time or 0:.3f})] '
+        message += ''.join(f'{name}: {value:.4e} ' for name, value in scalars.items())
+        logger.info(message)
+
+        if self.tb_logger is None:
+            return
+        values = {(f'losses/{k}' if k.startswith('l_') else k): v for k, v in scalars.items()}
+        values |= {f'lr_{i}' if i else 'lr': lr for i, lr in enumerate(lrs)}
+        if iter_time is not None:
+            values |= {'time/iteration': iter_time, 'time/data': data_time or 0.0}
+        for tag, value in values.items():
+            self.tb_logger.add_scalar(tag, value, current_iter)
+        self.tb_logger.flush()
+
+    def _time_left(self, current_iter: int) -> str:
+        done = max(current_iter - self.start_iter, 1)
+        per_iter = (time.perf_counter() - self.start_time) / done
+        left = per_iter * max(self.max_iters - current_iter, 0)
+        return str(datetime.timedelta(seconds=int(left)))
+
+
+class ScalarWriter:
+    """Scalars and images to every place that is wanted; takes the part of TensorBoard's writer.
+
+    A place that fails (its disk is full, its server gone) is dropped with one warning: a run is
+    worth more than its curves.
+    """
+
+    def __init__(self, *writers: Any):
+        self._writers = list(writers)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self._each('add_scalar', tag, float(value), step)
+
+    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """Add ``image``: (h, w, 3) RGB uint8."""
+        self._each('add_image', tag, image, step)
+
+    def flush(self) -> None:
+        self._each('flush')
+
+    def close(self) -> None:
+        self._each('close')
+
+    def _each(self, method: str, *args: Any) -> None:
+        for writer in self._writers[:]:
+            try:
+                getattr(writer, method)(*args)
+            except Exception as error:
+                self._writers.remove(writer)
+                logger.warning(
+                    '%s failed and is switched off for the rest of the run: %s',
+                    type(writer).__name__,
+                    error,
+                )
+
+
+class _RowWriter:
+    """Gathers the scalars of one iteration; ``flush`` hands them to ``_write`` as one row."""
+
+    def __init__(self) -> None:
+        self._row: dict[str, Any] = {}
+
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        if self._row.get('iter', step) != step:
+            self.flush()
+        self._row = {'iter': step, **self._row, tag: value}
+
+    def flush(self) -> None:
+        row, self._row = self._row, {}
+        if row:
+            self._write(row)
+
+    def close(self) -> None:
+        self.flush()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class JsonlWriter(_RowWriter):
+    """Rows as lines ``{"iter": 20, "lr": 0.001, …}`` of a file.
+
+    Args:
+        path: The file; a resumed run goes on in it.
+        resume_iter: Iterations that the resumed state has; what the file says of later ones (and
+            of the validation at that iteration, which is done again) is made anew, so it goes.
+    """
+
+    def __init__(self, path: str | Path, resume_iter: int = 0):
+        super().__init__()
+        self.path = Path(path)
+        kept = []
+        if resume_iter and self.path.exists():
+            for line in self.path.read_text(encoding='utf-8').splitlines():
+                row = _parse_row(line)
+                validation = any(key.startswith('metrics/') for key in row)
+                if row.get('iter', resume_iter + 1) <= resume_iter - validation:
+                    kept.append(line + '\n')
+        with atomic_path(self.path) as temporary:
+            temporary.write_text(''.join(kept), encoding='utf-8')
+
+    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """Images have their own files."""
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self.path.open('a', encoding='utf-8') as file:
+            file.write(json.dumps(row) + '\n')
+
+
+def _parse_row(line: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:  # the last line of a killed run
+        return {}
+
+
+class TensorBoardWriter:
+    """torch's SummaryWriter, taking images as (h, w, 3) RGB uint8."""
+
+    def __init__(self, log_dir: str | Path, resume_iter: int = 0):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                'logger.use_tb_logger needs: pip install tensorboard (or set it to false)'
+            ) from error
+        # Events past the resumed iteration are hidden: they are made anew.
+        purge_step = resume_iter + 1 if resume_iter else None
+        self._writer = SummaryWriter(str(log_dir), purge_step=purge_step)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(tag, value, step)
+
+    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
+        self._writer.add_image(tag, image, step, dataformats='HWC')
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbWriter(_RowWriter):
+    """A wandb run; its id is kept in the experiment folder and used again by a resume only."""
+
+    def __init__(self, opt: dict, resumed: bool = False):
+        super().__init__()
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError(
+                'logger.wandb needs: pip install wandb (or remove logger.wandb.project)'
+            ) from error
+        options = dict(opt['logger']['wandb'])
+        run_id = options.pop('resume_id', None)
+        folder = Path(opt['path'].get('experiments_root') or opt['path']['results_root'])
+        id_file = folder / 'wandb_run_id.txt'
+        if resumed and not run_id and id_file.exists():
+            run_id = id_file.read_text(encoding='utf-8').strip()
+        settings = {'name': opt['name'], 'dir': str(folder), **options}
+        self._run = wandb.init(
+            config=opt, id=run_id, resume='allow' if run_id else 'never', **settings
+        )
+        self._wandb = wandb
+        self._run.define_metric('iter')
+        self._run.define_metric('*', step_metric='iter')
+        id_file.write_text(f'{self._run.id}\n', encoding='utf-8')
+        logger.info('Use wandb logger with id=%s; project=%s.', self._run.id, options['project'])
+
+    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
+        self.add_scalar(tag, self._wandb.Image(image), step)
+
+    def close(self) -> None:
+        super().close()
+        self._run.finish()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._run.log(row)
+
+
+def init_tb_logger(log_dir: str | Path) -> ScalarWriter:
+    """A writer to TensorBoard alone, on rank 0; on other ranks to nowhere."""
+    return ScalarWriter(*([TensorBoardWriter(log_dir)] if get_dist_info()[0] == 0 else []))
+
+
+def init_wandb_logger(opt: dict) -> WandbWriter | None:
+    """Start the wandb run that ``logger.wandb`` describes, on rank 0."""
+    resumed = bool(opt['path'].get('resume_state'))
+    return WandbWriter(opt, resumed) if get_dist_info()[0] == 0 else None
+
+
+def init_tb_loggers(opt: dict, resume_iter: int = 0) -> ScalarWriter:
+    """The writers of a training run, on rank 0; on other ranks none.
+
+    ``metrics.jsonl`` is always written, TensorBoard and wandb as ``logger`` asks, and not in debug
+    runs.
+    """
+    if get_dist_info()[0] > 0:
+        return ScalarWriter()
+    metrics_file = Path(opt['path']['experiments_root']) / 'metrics.jsonl'
+    writers: list[Any] = [JsonlWriter(metrics_file, resume_iter)]
+    if 'debug' not in opt['name']:
+        if opt['logger']['use_tb_logger']:
+            writers.append(_try_tensorboard(tb_folder(opt), resume_iter))
+        if opt['logger']['wandb']['project']:
+            writers.append(WandbWriter(opt, resumed=bool(resume_iter)))
+    return ScalarWriter(*filter(None, writers))
+
+
+def tb_folder(opt: dict) -> Path:
+    """Where TensorBoard's events of a run are."""
+    return Path(opt['root_path']) / 'tb_logger' / opt['name']
+
+
+def _try_tensorboard(tb_dir: Path, resume_iter: int) -> TensorBoardWriter | None:
+    try:
+        tb_dir.mkdir(parents=True, exist_ok=True)
+        return TensorBoardWriter(tb_dir, resume_iter)
+    except OSError as error:
+        logger.warning('No TensorBoard events are written: %s', error)
+        return None

@@ -1,0 +1,117 @@
+"""Folders, names and seeds of a run."""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .dist_util import master_only
+
+logger = logging.getLogger(__name__)
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed ``random``, ``numpy.random`` and torch (every device) with one number."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def get_time_str() -> str:
+    """Local time as ``YYYYmmdd_HHMMSS``."""
+    return time.strftime('%Y%m%d_%H%M%S', time.localtime())
+
+
+def mkdir_and_rename(path: str | Path) -> Path | None:
+    """Make the folder ``path``; returns the archive name that an existing one is moved to."""
+    path, archive = Path(path), None
+    if path.exists():
+        archive = path.with_name(f'{path.name}_archived_{get_time_str()}')
+        while archive.exists():
+            archive = archive.with_name(f'{archive.name}_1')
+        logger.info('Path already exists. Rename it to %s', archive)
+        path.rename(archive)
+    path.mkdir(parents=True)
+    return archive
+
+
+@master_only
+def make_exp_dirs(opt: dict) -> Path | None:
+    """Make the folders of a fresh run; returns where an earlier run of this name was moved to."""
+    path = opt['path']
+    root = Path(path['experiments_root' if opt['is_train'] else 'results_root'])
+    archive = mkdir_and_rename(root)
+    for key in ('models', 'training_states', 'visualization'):
+        if key in path:
+            Path(path[key]).mkdir(parents=True, exist_ok=True)
+    return archive
+
+
+def scandir(
+    dir_path: str | Path,
+    suffix: str | tuple[str, ...] | None = None,
+    recursive: bool = False,
+    full_path: bool = False,
+) -> Iterator[str]:
+    """Files of a folder, hidden ones left out, in no stated order.
+
+    Args:
+        suffix: Ending or endings of the names to keep; None keeps all.
+        recursive: Look into sub-folders too, hidden ones left out.
+        full_path: Yield ``dir_path/…`` in place of paths relative to ``dir_path``.
+    """
+    if suffix is not None and not isinstance(suffix, str | tuple):
+        raise TypeError(f'suffix must be a string or a tuple of strings, got {suffix!r}.')
+    return _scan(str(dir_path), str(dir_path), suffix, recursive, full_path)
+
+
+def _scan(
+    root: str, folder: str, suffix: str | tuple[str, ...] | None, recursive: bool, full_path: bool
+) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith('.'):
+                continue
+            if entry.is_file():
+                if suffix is None or entry.name.endswith(suffix):
+                    yield entry.path if full_path else os.path.relpath(entry.path, root)
+            elif recursive and entry.is_dir():
+                yield from _scan(root, entry.path, suffix, recursive, full_path)
+
+
+def check_resume(opt: dict, resume_iter: int) -> None:
+    """Point ``path.pretrain_network_*`` at the networks saved with a training state.
+
+    What the option file says of pretrained weights (file, key, strictness) is for the first start;
+    a resumed run continues from its own files. Networks in ``path.ignore_resume_networks`` keep
+    the option file's.
+    """
+    path = opt['path']
+    if not path.get('resume_state'):
+        return
+    models = Path(path['resume_state']).resolve().parents[1] / 'models'
+    if not models.is_dir():
+        models = Path(path['models'])
+    ignored = path.get('ignore_resume_networks') or []
+    for network in [key for key in opt if key.startswith('network_')]:
+        if network in ignored:
+            continue
+        label = network.removeprefix('network_')
+        path[f'pretrain_{network}'] = str(models / f'net_{label}_{resume_iter}.pth')
+        path[f'param_key_{label}'] = 'params'
+        path[f'strict_load_{label}'] = True
+        logger.info('Resume %s from %s', network, path[f'pretrain_{network}'])
+
+
+def sizeof_fmt(size: float, suffix: str = 'B') -> str:
+    """A number of bytes for people: ``1.5 KB``, ``3.2 GB``."""
+    for unit in ('', 'K', 'M', 'G', 'T', 'P', 'E', 'Z'):
+        if abs(size) < 1024:
+            return f'{size:3.1f} {unit}{suffix}'
+        size /= 1024
+    return f'{size:3.1f} Y{suffix}'

@@ -1,0 +1,157 @@
+"""Registries: classes and functions that an option file names by ``type``.
+
+A user's registration replaces a built-in of the same name, whichever is imported first. The
+built-in ones are found without importing every file up front: the first lookup that misses
+imports the registry's home package.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+PLUGIN_SUFFIXES = ('_arch', '_dataset', '_loss', '_metric', '_model')
+
+# Modules that import_plugins has imported; worker processes that start afresh import them again.
+plugin_modules: list[str] = []
+
+
+class Registry:
+    """A mapping from names to classes or functions of one kind.
+
+    Args:
+        name: Kind of the entries, for messages.
+        home: Package that holds the built-in entries.
+        suffix: Ending of the module names in ``home`` that register entries; '' for all of them.
+    """
+
+    def __init__(self, name: str, home: str | None = None, suffix: str = ''):
+        self._name = name
+        self._home = home
+        self._suffix = suffix
+        self._obj_map: dict[str, Any] = {}
+
+    def register(self, obj: Any = None, suffix: str | None = None) -> Any:
+        """Register ``obj``, or return a decorator that does.
+
+        The stored name is ``obj.__name__``, with ``_<suffix>`` appended if a suffix is given.
+
+        Raises:
+            AssertionError: Two users' entries (or two built-ins) share a name.
+        """
+        if obj is None:
+
+            def decorator(decorated: Callable) -> Callable:
+                self.register(decorated, suffix)
+                return decorated
+
+            return decorator
+
+        name = f'{obj.__name__}_{suffix}' if isinstance(suffix, str) else obj.__name__
+        known = self._obj_map.get(name)
+        if known is not None and not _same_definition(known, obj):
+            if _is_builtin(obj) and not _is_builtin(known):
+                return None  # a user's entry of this name came first and stays
+            if _is_builtin(obj) == _is_builtin(known):
+                raise AssertionError(
+                    f"An object named '{name}' was already registered in '{self._name}' registry: "
+                    f'{_source_file(known)} and {_source_file(obj)} both define it; rename one.'
+                )
+        self._obj_map[name] = obj
+        return None
+
+    def get(self, name: str, suffix: str = 'basicsr') -> Any:
+        """Return the entry called ``name``, else the one called ``<name>_<suffix>``."""
+        for look_home in (False, True):
+            if look_home:
+                self._import_home()
+            for key in (name, f'{name}_{suffix}'):
+                if key in self._obj_map:
+                    return self._obj_map[key]
+        raise KeyError(self._unknown(name, suffix))
+
+    def __contains__(self, name: object) -> bool:
+        self._import_home()
+        return name in self._obj_map
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        self._import_home()
+        return iter(self._obj_map.items())
+
+    def keys(self) -> Iterable[str]:
+        """Names of all entries, built-in ones included."""
+        self._import_home()
+        return self._obj_map.keys()
+
+    def _import_home(self) -> None:
+        if self._home is None:
+            return
+        package = importlib.import_module(self._home)
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name.endswith(self._suffix):
+                importlib.import_module(f'{self._home}.{module.name}')
+
+    def _unknown(self, name: str, suffix: str) -> str:
+        names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)
+        close = difflib.get_close_matches(str(name), names, n=3)
+        hint = f' Did you mean {" or ".join(close)}?' if close else ''
+        package = Path(__file__).resolve().parents[1]
+        return (
+            f"No object named '{name}' found in '{self._name}' registry!{hint} "
+            f'It knows {len(names)} names, with basicsr imported from {package}. To add your own, '
+            f'decorate it with @{self._name.upper()}_REGISTRY.register() in a file '
+            f'*_{self._name}.py and name its folder in the option file (plugins: [folder]).'
+        )
+
+
+def _is_builtin(obj: Any) -> bool:
+    return obj.__module__.partition('.')[0] == 'basicsr'
+
+
+def _source_file(obj: Any) -> str:
+    try:
+        return inspect.getsourcefile(obj) or obj.__module__
+    except (TypeError, OSError):
+        return obj.__module__
+
+
+def _same_definition(a: Any, b: Any) -> bool:
+    """Whether both are one definition, imported twice (as a script and as a module, say)."""
+    return a is b or (a.__qualname__ == b.__qualname__ and _source_file(a) == _source_file(b))
+
+
+def import_plugins(folders: Iterable[str | Path]) -> None:
+    """Import every ``*_arch.py *_dataset.py *_loss.py *_metric.py *_model.py`` of the folders.
+
+    The folders join ``sys.path``, from which spawned workers find the modules again.
+
+    Raises:
+        FileNotFoundError: A folder does not exist.
+        ImportError: A file has the name of another module.
+    """
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise FileNotFoundError(f'plugins: no folder {folder}.')
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+        for file in sorted(folder.glob('*.py')):
+            if not file.stem.endswith(PLUGIN_SUFFIXES):
+                continue
+            module = importlib.import_module(file.stem)
+            if Path(module.__file__ or '').resolve() != file.resolve():
+                raise ImportError(
+                    f'plugins: {file} has the module name of {module.__file__}; rename one.'
+                )
+            if file.stem not in plugin_modules:
+                plugin_modules.append(file.stem)
+
+
+ARCH_REGISTRY = Registry('arch', home='basicsr.archs', suffix='_arch')
+DATASET_REGISTRY = Registry('dataset', home='basicsr.data', suffix='_dataset')
+LOSS_REGISTRY = Registry('loss', home='basicsr.losses', suffix='_loss')
+METRIC_REGISTRY = Registry('metric', home='basicsr.metrics')
+MODEL_REGISTRY = Registry('model', home='basicsr.models', suffix='_model')

@@ -1,0 +1,25 @@
+"""Packaging of basicsr; nothing is compiled, and nothing heavy is imported."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).resolve().parent
+version = re.search(r"__version__ = '(.+)'", (here / 'basicsr/version.py').read_text())[1]
+
+setup(
+    name='basicsr',
+    version=version,
+    description='Train and test image and video restoration networks from one option file',
+    long_description=(here / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    license_files=['LICENSE'],
+    packages=find_packages(include=['basicsr', 'basicsr.*']),
+    package_data={'basicsr': ['metrics/*.npz', 'py.typed']},
+    python_requires='>=3.11',
+    install_requires=(here / 'requirements.txt').read_text().split(),
+    extras_require={'test': ['pytest>=8', 'ruff>=0.14', 'scikit-image>=0.24']},
+    entry_points={'console_scripts': ['basicsr = basicsr.cli:main']},
+)
