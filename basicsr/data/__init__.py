@@ -86,6 +86,10 @@ def build_dataloader(
             options.update(sampler=numbered, batch_size=batch_size, drop_last=True)
     else:
         options.update(batch_size=1, shuffle=False)
+    prefetch = phase == 'train' and dataset_opt.get('prefetch_mode') == 'cpu'
+    if prefetch:
+        # A thread without worker processes would share its random generators with the step.
+        workers = max(workers, 1)
     if workers:
         options['persistent_workers'] = dataset_opt.get('persistent_workers', False)
         options['worker_init_fn'] = functools.partial(
@@ -96,7 +100,7 @@ def build_dataloader(
             modules=tuple(plugin_modules),
         )
     options.update(dataset=dataset, num_workers=workers)
-    if phase == 'train' and dataset_opt.get('prefetch_mode') == 'cpu':
+    if prefetch:
         return PrefetchDataLoader(dataset_opt.get('num_prefetch_queue', 1), **options)
     return DataLoader(**options)
 

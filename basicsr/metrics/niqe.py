@@ -2,6 +2,10 @@
 
 Anish Mittal, Rajiv Soundararajan, Alan C. Bovik, "Making a 'Completely Blind' Image Quality
 Analyzer" (2013), https://doi.org/10.1109/LSP.2012.2227726
+
+``niqe_pris_params.npz`` holds the model of natural images that the authors published with the paper
+(mean and covariance of 36 features), as packaged in MMagic 1.2.0 (Apache License 2.0), and the
+window of the local statistics, a Gaussian of 7 x 7 pixels with sigma 7/6.
 """
 
 import functools
@@ -18,6 +22,7 @@ from basicsr.utils.registry import METRIC_REGISTRY
 
 from .metric_util import reorder_image, to_255, to_y_channel
 
+# To the neighbours of a pixel whose products are looked at: beside, below, on both diagonals.
 SHIFTS = ((0, 1), (1, 0), (1, 1), (1, -1))
 
 
@@ -93,8 +98,8 @@ def calculate_niqe(
 ) -> float:
     """NIQE with the pristine model of its authors; lower is better.
 
-    The values are those of the authors' MATLAB code on the rounded luma. MATLAB's built-in ``niqe``
-    has other parameters, so other values.
+    Model and steps are those of the authors' release, on the rounded luma. MATLAB's built-in
+    ``niqe`` has a model of its own and gives other values.
 
     Args:
         img: BGR or gray image in [0, 255]; uint16 is scaled to that range.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 try:
-    import cv2
+    import cv2  # other modules import it from here, for the sake of the message below
 except ImportError as error:
     raise ImportError(
         f'OpenCV cannot be imported ({error}). Where libGL or libglib are missing, as on most '
@@ -27,7 +27,7 @@ _READ_FLAGS = {
     'grayscale': cv2.IMREAD_GRAYSCALE | _AS_STORED,
     'unchanged': cv2.IMREAD_UNCHANGED,
 }
-_LARGEST = {'uint8': 255, 'uint16': 65535}
+_WHITE = {'uint8': 255, 'uint16': 65535}
 
 
 def img2tensor(
@@ -82,8 +82,8 @@ def tensor2img(
     x = tensor.detach().float().clamp(black, white)
     x = _as_one_picture((x - black) / (white - black))
     dtype = np.dtype(out_type)
-    if dtype.name in _LARGEST:
-        x = x.mul(_LARGEST[dtype.name]).round()
+    if dtype.name in _WHITE:
+        x = x.mul(_WHITE[dtype.name]).round()
     if dtype == np.uint8:
         x = x.to(torch.uint8)  # on the device, so that a quarter of the bytes travels
     img = x.permute(1, 2, 0).cpu().numpy().astype(dtype, copy=False)
@@ -128,9 +128,9 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
         )
     if not float32:
         return img
-    largest = _LARGEST.get(img.dtype.name, 1)
+    white = _WHITE.get(img.dtype.name, 1)
     img = img.astype(np.float32)
-    img /= largest
+    img /= white
     return img
 
 
@@ -143,9 +143,10 @@ def imwrite(
     """Write an image; the file appears complete or not at all.
 
     Args:
-        img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA; uint16 is kept by PNG and TIFF.
+        img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA, uint8; PNG and TIFF also keep uint16. What a
+            format cannot hold is rounded and clipped to [0, 255].
         file_path: Its extension names the format.
-        params: Encoder settings, pairs of an ``cv2.IMWRITE_*`` number and a value.
+        params: Encoder settings, pairs of a ``cv2.IMWRITE_*`` number and a value.
         auto_mkdir: Make missing folders.
 
     Raises:
@@ -165,10 +166,10 @@ def imwrite(
         part.write_bytes(buffer.tobytes())
         os.replace(part, path)
     except OSError as error:
+        message = f'Cannot write the image: {error.strerror}'
+        raise OSError(error.errno, message, str(path)) from error
+    finally:
         part.unlink(missing_ok=True)
-        raise OSError(
-            error.errno, f'Cannot write the image: {error.strerror}', str(path)
-        ) from error
 
 
 def crop_border(imgs: Any, crop_border: int) -> Any:

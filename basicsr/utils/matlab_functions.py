@@ -5,7 +5,7 @@ Image Processing" (1981), https://doi.org/10.1109/TASSP.1981.1163711
 """
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 from .color_util import bgr2ycbcr, rgb2ycbcr  # older code imports them from here
 
 __all__ = ['bgr2ycbcr', 'calculate_weights_indices', 'cubic', 'imresize', 'rgb2ycbcr']
-
-Image = TypeVar('Image', np.ndarray, Tensor)
 
 
 def cubic(x: Tensor) -> Tensor:
@@ -67,7 +65,7 @@ def calculate_weights_indices(
     return weights, indices + before, before, after
 
 
-def imresize(img: Image, scale: float, antialiasing: bool = True) -> Image:
+def imresize(img: np.ndarray | Tensor, scale: float, antialiasing: bool = True) -> Any:
     """Resize by ``scale`` to ceil(size * scale) pixels, bicubic, neither clipped nor rounded.
 
     Args:

@@ -1,0 +1,86 @@
+"""Make the low-quality images of a super-resolution dataset: MATLAB's bicubic, as PNG files."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+if __name__ == '__main__':  # use the checkout that this script is part of
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from basicsr.utils.img_util import imfrombytes, imwrite
+from basicsr.utils.matlab_functions import calculate_weights_indices
+
+SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp'}
+
+
+def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
+    """Divide height and width of ``img`` (h, w) or (h, w, c), uint8 or uint16, by ``scale``.
+
+    As in the published Set5, edges are repeated and values rounded, halves up, after each axis.
+    """
+    for axis in (0, 1):
+        lines, size = np.moveaxis(img, axis, -1), img.shape[axis]
+        weights, taps, before, _ = calculate_weights_indices(
+            size, size // scale, 1 / scale, 'cubic', 4, True
+        )
+        taps = (taps - before).clamp(0, size - 1)
+        lines = sum(
+            w * lines[..., i] for w, i in zip(weights.T.numpy(), taps.T.numpy(), strict=True)
+        )
+        lines = np.clip(np.floor(lines + 0.5), 0, np.iinfo(img.dtype).max).astype(img.dtype)
+        img = np.moveaxis(lines, -1, axis)
+    return img
+
+
+def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Read an image, cut it to a multiple of ``scale``, and return it with its reduced version."""
+    try:
+        img = imfrombytes(path.read_bytes(), 'unchanged')
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from error
+    height, width = img.shape[:2]
+    if img.dtype not in (np.uint8, np.uint16) or min(height, width) < scale:
+        raise ValueError(f'{path}: {width} x {height} pixels of {img.dtype} cannot be reduced.')
+    gt = img[: height - height % scale, : width - width % scale]
+    if gt.shape != img.shape:
+        change = f'{path} has {width} x {height} pixels, no multiple of {scale}'
+        if not may_crop:
+            raise ValueError(f'{change}: name a folder for cropped images with --gt-output.')
+        tqdm.write(f'{change}: cropped to {gt.shape[1]} x {gt.shape[0]}.', file=sys.stderr)
+    return gt, reduce_image(gt, scale)
+
+
+def main(args: argparse.Namespace) -> str:
+    source, *folders = (Path(name) for name in (args.input, args.output, args.gt_output) if name)
+    paths = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
+    targets = [folder / f'{path.stem}.png' for folder in folders for path in paths]
+    if args.scale < 2:
+        raise ValueError(f'--scale must be at least 2, got {args.scale}.')
+    if not paths:
+        raise FileNotFoundError(f'{source} holds no images ({", ".join(sorted(SUFFIXES))}).')
+    if len(set(targets)) < len(targets) or source.resolve() in (f.resolve() for f in folders):
+        raise ValueError('Two files would share a name: use different folders and file names.')
+    existing = [path for path in targets if path.exists()]
+    if existing and not args.overwrite:
+        raise FileExistsError(f'{existing[0]} exists: choose another folder or add --overwrite.')
+    for path in tqdm(paths, unit='image'):
+        gt, lq = make_pair(path, args.scale, may_crop=bool(args.gt_output))
+        for folder, img in zip(folders, (lq, gt), strict=False):
+            imwrite(img, folder / f'{path.stem}.png')
+    return f'{len(paths)} images of {source}, reduced to 1/{args.scale}, are in {folders[0]}.'
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--input', required=True, help='folder of the images to reduce (GT)')
+    parser.add_argument('--output', required=True, help='folder for the reduced images (LQ)')
+    parser.add_argument('--scale', required=True, type=int, help='factor between the two sizes')
+    parser.add_argument('--gt-output', help='folder for the GT, cropped to multiples of the scale')
+    parser.add_argument('--overwrite', action='store_true', help='replace existing files')
+    try:
+        print(main(parser.parse_args()))
+    except (OSError, ValueError) as error:
+        sys.exit(f'make_lq: {" ".join(str(error).split())}')

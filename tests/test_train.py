@@ -1,0 +1,307 @@
+"""A training run from end to end: what it writes, that it is exact, and that it resumes exactly."""
+
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from golden import fill, params, recipe, resolve
+from runs import checkpoint, differences, log_text, rows
+
+from basicsr.archs import build_network
+from basicsr.models.sr_model import SRModel
+
+
+def final_state(folder, total_iter=6):
+    """All that a run ends with: networks, training state, logged values."""
+    return {
+        'latest': checkpoint(folder, 'net_g_latest.pth'),
+        'state': checkpoint(folder, f'{total_iter}.state'),
+        'rows': rows(folder),
+    }
+
+
+def test_a_run_writes_the_files_of_the_reference(run, train_opt):
+    folder = run(train_opt(val__save_img=True), draw=True)
+    names = {str(file.relative_to(folder)) for file in folder.rglob('*') if file.is_file()}
+    assert {f'models/net_g_{label}.pth' for label in (2, 4, 6, 'latest')} <= names
+    assert {f'training_states/{i}.state' for i in (2, 4, 6)} <= names
+    assert not [name for name in names if name.endswith('latest.state')]
+    assert 'visualization/0001/0001_3.png' in names
+    assert {'tiny.yml', 'metrics.jsonl', 'curves.png', 'comparison.png'} <= names
+    assert any(re.fullmatch(r'train_tiny_\d{8}_\d{6}\.log', name) for name in names)
+
+
+def test_the_option_file_is_copied_below_three_lines(run, train_opt):
+    lines = (run(train_opt()) / 'tiny.yml').read_text().splitlines()
+    assert lines[0].startswith('# GENERATE TIME: ')
+    assert lines[1] == '# CMD:'
+    assert lines[2].startswith('# prog -opt ')
+    assert lines[3] == ''
+    assert json.loads(lines[4])['name'] == 'tiny'
+
+
+def test_iteration_lines_have_the_format_of_the_reference(run, train_opt):
+    text = log_text(run(train_opt(name='tinytiny')))
+    pattern = (
+        r'INFO: \[tinyt\.\.\]\[epoch:  0, iter:       3, lr:\(1\.000e-03,\)\] '
+        r'\[eta: \d:\d\d:\d\d, time \(data\): \d+\.\d{3} \(\d+\.\d{3}\)\] l_pix: \d\.\d{4}e-\d\d '
+    )
+    assert re.search(pattern, text)
+    assert re.search(r'Validation val\n\t # psnr: \d+\.\d{4}\tBest: \d+\.\d{4} @ 3 iter\n', text)
+
+
+def test_the_log_begins_with_version_and_origin(run, train_opt, repository):
+    text = log_text(run(train_opt()))
+    assert text.index(f'BasicSR: 2.0.0 from {repository / "basicsr"}') < text.index('model_type')
+
+
+@pytest.mark.parametrize('ratio', [1, 7, 100])
+@pytest.mark.parametrize('batch', [2, 16])
+def test_exactly_total_iter_steps_are_made(run, train_opt, monkeypatch, ratio, batch):
+    made = []
+    step = SRModel.optimize_parameters
+    monkeypatch.setattr(
+        SRModel,
+        'optimize_parameters',
+        lambda self, i: (made.append(i), step(self, i))[1],
+    )
+    opt = train_opt(
+        datasets__train__dataset_enlarge_ratio=ratio,
+        datasets__train__batch_size_per_gpu=batch,
+        train__total_iter=17,
+    )
+    folder = run(opt)
+    assert made == list(range(1, 18))
+    assert checkpoint(folder, '17.state')['optimizers'][0]['state'][0]['step'] == 17
+    assert [row['lr'] for row in rows(folder) if 'lr' in row] == [1e-3] * 4 + [5e-4] * 13
+
+
+def test_the_last_validation_bears_the_last_iteration_and_is_not_repeated(run, train_opt):
+    validated = [row['iter'] for row in rows(run(train_opt())) if 'metrics/val/psnr' in row]
+    assert validated == [3, 6]
+    validated = [
+        row['iter']
+        for row in rows(run(train_opt(train__total_iter=5)))
+        if 'metrics/val/psnr' in row
+    ]
+    assert validated == [3, 5]
+
+
+@pytest.mark.parametrize('case', params('traces'))
+def test_the_training_trace_of_the_reference_is_met(run, case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def image(spec):
+        if 'box_down' in spec:
+            return recipe.box_down(image(spec['of']), spec['box_down'])
+        return resolve(spec)
+
+    for name, spec in case['files'].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / name), image(spec))
+    for name, text in case['texts'].items():
+        (tmp_path / name).write_text(text)
+    for key, name in case['init'].items():
+        net = fill(build_network(case['yml'][key]), case['fill'])
+        torch.save({'params': net.state_dict()}, tmp_path / name)
+
+    folder = run(case['yml'])
+    logged = rows(folder)
+    steps = [row for row in logged if 'lr' in row]
+    scores = [row for row in logged if 'lr' not in row]
+    output = {f'loss_{key}': [row[f'losses/{key}'] for row in steps] for key in case['log_keys']}
+    output['lr'] = [row['lr'] for row in steps]
+    for metric in ('psnr', 'ssim'):
+        output[f'val_{metric}'] = [row[f'metrics/tinyval/{metric}'] for row in scores]
+    assert [row['iter'] for row in scores] == case['val_iters']
+    for key, state in checkpoint(folder, 'net_g_30.pth').items():
+        tensors = [state[name].double() for name in sorted(state)]
+        output[f'final_net_g_{key}_sum'] = [float(t.sum()) for t in tensors]
+        output[f'final_net_g_{key}_norm'] = [float(t.norm()) for t in tensors]
+        output[f'final_net_g_{key}_first'] = [float(t.flatten()[0]) for t in tensors]
+    output = {key: np.array(value) for key, value in output.items()}
+    assert recipe.compare(case, output) is None
+
+
+# ---------------------------------------------------------------------------- exactness
+
+
+class Interrupted(BaseException):
+    pass
+
+
+DROPOUT_NET = """
+from torch import nn
+from basicsr.utils.registry import ARCH_REGISTRY
+
+
+@ARCH_REGISTRY.register()
+class DropoutNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5),
+            nn.Conv2d(4, 12, 3, padding=1), nn.PixelShuffle(2),
+        )
+
+    def forward(self, x):
+        return self.body(x)
+"""
+
+
+@pytest.fixture
+def random_opt(train_opt, tmp_path):
+    """A run in which everything is random that can be: crops, flips, order, dropout."""
+    (tmp_path / 'dropout_arch.py').write_text(DROPOUT_NET)
+
+    def make(**overrides):
+        return train_opt(
+            plugins=['.'], network_g={'type': 'DropoutNet'}, train__warmup_iter=3, **overrides
+        )
+
+    return make
+
+
+def interrupt_after(monkeypatch, iteration):
+    """Let the process die right after the step of an iteration, before anything is saved."""
+    step = SRModel.optimize_parameters
+
+    def dying_step(self, current_iter):
+        step(self, current_iter)
+        if current_iter == iteration:
+            raise Interrupted
+
+    monkeypatch.setattr(SRModel, 'optimize_parameters', dying_step)
+
+
+@pytest.mark.parametrize('workers', [0, 3])
+def test_a_run_interrupted_after_any_iteration_resumes_bit_for_bit(
+    run, random_opt, monkeypatch, workers
+):
+    options = {'datasets__train__num_worker_per_gpu': workers}
+    whole = final_state(run(random_opt(name='whole', **options)))
+    for iteration in range(1, 7) if workers == 0 else (3,):
+        opt = random_opt(name=f'cut{iteration}', **options)
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            interrupt_after(patch, iteration)
+            run(opt)
+        assert differences(whole, final_state(run(opt, '--auto_resume'))) == []
+
+
+def test_an_interruption_in_a_validation_changes_nothing(run, random_opt, monkeypatch):
+    whole = final_state(run(random_opt(name='whole', val__val_freq=2)))
+    opt = random_opt(name='cut', val__val_freq=2)
+
+    def die(*_):
+        raise Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(SRModel, 'nondist_validation', die)
+        run(opt)
+    assert differences(whole, final_state(run(opt, '--auto_resume'))) == []
+
+
+def test_the_number_of_workers_and_prefetching_change_nothing(run, random_opt):
+    plain = final_state(run(random_opt(name='plain')))
+    for name, options in {
+        'workers': {'datasets__train__num_worker_per_gpu': 2},
+        'cpu': {'datasets__train__prefetch_mode': 'cpu'},
+        'cuda': {'datasets__train__prefetch_mode': 'cuda'},
+    }.items():
+        assert differences(plain, final_state(run(random_opt(name=name, **options)))) == []
+
+
+def test_another_seed_gives_another_run(run, random_opt):
+    a = run(random_opt(name='a'))
+    b = run(random_opt(name='b', manual_seed=8))
+    assert differences(checkpoint(a, 'net_g_latest.pth'), checkpoint(b, 'net_g_latest.pth'))
+
+
+def test_a_resumed_run_may_be_longer(run, random_opt):
+    whole = final_state(run(random_opt(name='whole')))
+    run(random_opt(name='longer', train__total_iter=3))
+    longer = final_state(run(random_opt(name='longer'), '--auto_resume'))
+    del whole['rows'], longer['rows']  # the shorter run validated at its end as well
+    whole['state'].pop('best_metric_results'), longer['state'].pop('best_metric_results')
+    assert differences(whole, longer) == []
+
+
+def test_resume_does_not_depend_on_what_was_pretrained(run, train_opt, tmp_path):
+    """F04: strictness, key and path of the first start are not those of a resume."""
+    first = run(train_opt(name='first', train__total_iter=2))
+    opt = train_opt(
+        name='second',
+        path__pretrain_network_g=str(first / 'models/net_g_latest.pth'),
+        path__param_key_g='params_ema',
+        path__strict_load_g=False,
+        train__total_iter=4,
+    )
+    whole = final_state(run(opt), 4)
+    run(dict(opt, name='third', train=dict(opt['train'], total_iter=2)))
+    assert (
+        differences(
+            whole['latest'],
+            final_state(run(dict(opt, name='third'), '--auto_resume'), 4)['latest'],
+        )
+        == []
+    )
+
+
+def test_auto_resume_without_a_state_says_where_it_looked(run, train_opt):
+    folder = run(train_opt(), '--auto_resume')
+    assert f'no state in {folder / "training_states"}' in log_text(folder)
+    assert len(rows(folder)) == 8
+
+
+def test_a_rerun_keeps_the_earlier_folder_under_another_name(run, train_opt):
+    folder = run(train_opt())
+    before = checkpoint(folder, 'net_g_latest.pth')
+    run(train_opt(manual_seed=1))
+    archive = next(folder.parent.glob('tiny_archived_*'))
+    assert differences(before, checkpoint(archive, 'net_g_latest.pth')) == []
+    assert f'Rename it to {archive}' in log_text(folder)
+
+
+def test_auto_resume_searches_the_chosen_experiments_root(run, train_opt, tmp_path):
+    opt = train_opt(path__experiments_root=str(tmp_path / 'elsewhere'), train__total_iter=2)
+    run(opt)
+    opt['train']['total_iter'] = 4
+    run(opt, '--auto_resume')
+    folder = tmp_path / 'elsewhere' / 'tiny'
+    assert [row['iter'] for row in rows(folder) if 'lr' in row] == [1, 2, 3, 4]
+    assert not list(folder.parent.glob('*_archived_*'))
+
+
+def test_a_resume_with_the_option_file_of_the_run_folder_works(run, train_opt, monkeypatch):
+    """Fault 17: the file is not copied onto itself."""
+    folder = run(train_opt(train__total_iter=2))
+    import sys
+
+    from basicsr.train import train_pipeline
+
+    argv = ['prog', '-opt', str(folder / 'tiny.yml'), '--auto_resume']
+    monkeypatch.setattr(sys, 'argv', [*argv, '--force_yml', 'train:total_iter=3'])
+    train_pipeline(folder.parents[1])
+    assert rows(folder)[-1]['iter'] == 3
+
+
+def test_edited_options_that_a_resume_does_not_use_are_named(run, train_opt):
+    """Fault 25."""
+    run(train_opt(train__total_iter=2))
+    opt = train_opt(train__total_iter=4)
+    opt['train']['scheduler']['milestones'] = [5]
+    assert 'scheduler.milestones' in log_text(run(opt, '--auto_resume'))
+
+
+def test_debug_logs_and_saves_often_and_writes_no_events(run, train_opt):
+    opt = train_opt(train__total_iter=8, logger__use_tb_logger=True, logger__print_freq=5)
+    run(opt, '--debug')
+    from pathlib import Path
+
+    folder = Path('experiments/debug_tiny')
+    assert [row['iter'] for row in rows(folder) if 'lr' in row] == list(range(1, 9))
+    assert [file.name for file in (folder / 'training_states').iterdir()] == ['8.state']
+    assert not Path('tb_logger').exists()
