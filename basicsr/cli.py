@@ -1,13 +1,12 @@
 """The console command: ``basicsr train -opt FILE``, ``basicsr test -opt FILE``."""
 
-import logging
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from basicsr.utils.options import OptionError, parse_args
 
 _PACKAGE = Path(__file__).resolve().parent
 USAGE = """usage: basicsr COMMAND -opt FILE [flags]
@@ -22,14 +21,13 @@ basicsr COMMAND --help lists the flags."""
 def main() -> None:
     """Entry point of the console command."""
     command = sys.argv[1] if len(sys.argv) > 1 else ''
-    if command in ('-h', '--help', ''):
-        _print(USAGE)
-        sys.exit(0 if command else 2)
+    if command in ('-h', '--help'):
+        sys.stdout.write(f'{USAGE}\n')
+        sys.exit(0)
     if command not in ('train', 'test'):
-        sys.exit(f"basicsr: unknown command '{command}'\n{USAGE}")
+        sys.stderr.write(f"{USAGE}\nbasicsr: error: unknown command '{command}'\n")
+        sys.exit(2)
     sys.argv = [f'{sys.argv[0]} {command}', *sys.argv[2:]]
-    from basicsr.utils.options import parse_args
-
     parse_args()  # --help and mistyped flags are answered before torch is imported
     if command == 'train':
         from basicsr.train import train_pipeline as pipeline
@@ -43,8 +41,9 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
 
     The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C.
     """
-    from basicsr.utils.options import OptionError
+    from basicsr.utils.logger import get_root_logger
 
+    logger = get_root_logger()
     try:
         pipeline(root_path)
     except KeyboardInterrupt:
@@ -62,7 +61,7 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
 def _message_for_users(error: Exception) -> str | None:
     """The text of an error that this package raised on purpose; None for any other error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | OptionError):
         return message
     if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
         # The worker's traceback is part of the text; the message stands behind it.
@@ -81,10 +80,6 @@ def _close_process_group() -> None:
 
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f'{text}\n')
 
 
 if __name__ == '__main__':

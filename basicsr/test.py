@@ -37,11 +37,7 @@ def test_pipeline(root_path: str | Path) -> None:
             'path.pretrain_network_g names no weights: the network would be an untrained one. '
             'Set it, or path.random_weights: true if that is meant.'
         )
-    make_exp_dirs(opt)
-    barrier()
-    logger = get_root_logger(
-        log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log'
-    )
+    logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
 
@@ -50,8 +46,11 @@ def test_pipeline(root_path: str | Path) -> None:
         dataset = build_dataset(dataset_opt)
         loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
         logger.info('Number of test images in %s: %d', dataset_opt['name'], len(dataset))
-
     model = build_model(opt)
+
+    make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built
+    barrier()
+    get_root_logger(log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log')
     results = {}
     for loader in loaders:
         name = loader.dataset.opt['name']

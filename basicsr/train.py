@@ -31,9 +31,8 @@ from basicsr.utils.logger import (
     get_env_info,
     get_root_logger,
     init_tb_loggers,
-    tb_folder,
 )
-from basicsr.utils.misc import check_resume, get_time_str, make_exp_dirs, mkdir_and_rename
+from basicsr.utils.misc import check_resume, get_time_str, make_exp_dirs
 from basicsr.utils.options import copy_opt_file, dict2str, parse_options
 from basicsr.utils.rng import seed_all
 
@@ -46,19 +45,23 @@ def train_pipeline(root_path: str | Path) -> None:
     """
     opt, args = parse_options(root_path, is_train=True)
     opt['root_path'] = str(root_path)
+    logger = get_root_logger()
+    logger.info(get_env_info())
+    logger.info(dict2str(opt))
+
+    # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt)
     start_iter = resume_state['iter'] if resume_state else 0
-    logger, writer = start_logs(opt, args.opt, start_iter)
-
     train_loader, sampler, val_loaders, _, total_iter = create_train_val_dataloader(
         opt, logger, resume_state
     )
     model = build_model(opt)
     if resume_state:
         model.resume_training(resume_state)
-        logger.info(
-            'Resuming training from epoch: %d, iter: %d.', resume_state['epoch'], start_iter
-        )
+    writer = start_run(opt, args.opt, start_iter)
+    if resume_state:
+        epoch = resume_state['epoch']
+        logger.info('Resuming training from epoch: %d, iter: %d.', epoch, start_iter)
         del resume_state  # a second copy of the optimizer state
     else:
         logger.info('Start training from epoch: 0, iter: 0')
@@ -142,13 +145,11 @@ def load_resume_state(opt: dict) -> dict | None:
     return state
 
 
-def start_logs(opt: dict, option_file: str, start_iter: int) -> tuple[Any, ScalarWriter]:
-    """Make the folders of the run, open its log file and writers, and say what is run."""
-    logger, path = get_root_logger(), opt['path']
+def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
+    """Make the folders of the run, open its log file, and return its writers."""
+    path = opt['path']
     if start_iter == 0:
         make_exp_dirs(opt)
-        if opt['rank'] == 0 and opt['logger']['use_tb_logger'] and 'debug' not in opt['name']:
-            mkdir_and_rename(tb_folder(opt))
     elif opt['rank'] == 0:
         for key in ('models', 'training_states', 'visualization'):
             Path(path[key]).mkdir(parents=True, exist_ok=True)
@@ -157,11 +158,8 @@ def start_logs(opt: dict, option_file: str, start_iter: int) -> tuple[Any, Scala
     if opt['rank'] == 0:
         copy_opt_file(option_file, path['experiments_root'])
     log_file = Path(path['log']) / f'train_{opt["name"]}_{get_time_str()}.log'
-    logger = get_root_logger(log_file=log_file)
-    logger.info(get_env_info())
-    logger.info('Experiment folder: %s', path['experiments_root'])
-    logger.info(dict2str(opt))
-    return logger, init_tb_loggers(opt, start_iter)
+    get_root_logger(log_file=log_file).info('Experiment folder: %s', path['experiments_root'])
+    return init_tb_loggers(opt, start_iter)
 
 
 def create_train_val_dataloader(

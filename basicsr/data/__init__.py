@@ -35,8 +35,10 @@ def build_dataset(dataset_opt: dict) -> Dataset:
         dataset = dataset_class(dataset_opt)
     except KeyError as error:
         raise KeyError(f'{where}: {dataset_opt["type"]} needs the option {error}.') from error
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise type(error)(f'{where}: {error}') from error
+    except ValueError as error:  # subclasses take other arguments
+        raise ValueError(f'{where}: {error}') from error
     logger.info('Dataset [%s] - %s is built.', type(dataset).__name__, name)
     return dataset
 
@@ -71,7 +73,10 @@ def build_dataloader(
         raise ValueError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
     rank, world_size = get_dist_info()
     workers = dataset_opt.get('num_worker_per_gpu', 0)
-    options: dict[str, Any] = {'pin_memory': dataset_opt.get('pin_memory', False)}
+    options: dict[str, Any] = {
+        'pin_memory': dataset_opt.get('pin_memory', False),
+        'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
+    }
     if phase == 'train':
         seed = seed or 0
         workers *= gpus_per_process(num_gpu, dist)
@@ -119,6 +124,7 @@ def shard(loader: DataLoader, rank: int, world_size: int) -> DataLoader:
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
+        generator=loader.generator,
         worker_init_fn=loader.worker_init_fn,
     )
 

@@ -97,11 +97,16 @@ class NumberedSampler(Sampler[tuple[int, int]]):
 
     def __init__(self, sampler: Sampler, num_replicas: int = 1, rank: int = 0):
         self.sampler = sampler
-        self._numbers = itertools.count(rank, num_replicas)
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self._passes = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        position = self._passes * len(self)
+        self._passes += 1
         for index in self.sampler:
-            yield next(self._numbers), index
+            yield position * self.num_replicas + self.rank, index
+            position += 1
 
     def __len__(self) -> int:
         return len(self.sampler)  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,10 @@
 """Finding images, pairing them, and reading them."""
 
+import json
 import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,12 @@ from basicsr.utils.file_client import FileClient
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
 
-from .transforms import mod_crop
+from .transforms import mod_crop, normalize
 
 logger = logging.getLogger(__name__)
 
 IMG_EXTENSIONS = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm')
-_META_KEY = re.compile(r'^(?P<key>.+?)(\.(png|jpe?g|bmp|tiff?|webp))?(\s+\(.*)?$', re.IGNORECASE)
+_EXTENSION = re.compile(rf'({"|".join(map(re.escape, IMG_EXTENSIONS))})(?=\s|$)', re.IGNORECASE)
 
 Pair = dict[str, str]
 
@@ -42,7 +44,7 @@ def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
 
 def paths_from_folder(folder: str | Path, recursive: bool = False) -> list[str]:
     """Image files of a folder, with the folder in front, sorted."""
-    return [str(Path(folder) / name) for name in list_images(folder, recursive)]
+    return [os.path.join(folder, name) for name in list_images(folder, recursive)]
 
 
 def paths_from_lmdb(folder: str | Path) -> list[str]:
@@ -64,9 +66,8 @@ def _lines(list_file: str | Path) -> list[str]:
 
 
 def _key_of(line: str) -> str:
-    """Key in a line ``<key>.png (<h>,<w>,<c>) <level>``: a known extension goes, dots stay."""
-    match = _META_KEY.match(line)
-    return match['key'] if match else line
+    """Key in a line ``<key>.png (<h>,<w>,<c>) <level>``, which may hold dots and blanks."""
+    return _EXTENSION.split(line, maxsplit=1)[0]
 
 
 def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
@@ -85,7 +86,13 @@ def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[
         Dicts ``{'lq_path': key, 'gt_path': key}``.
     """
     inputs, targets = (set(paths_from_lmdb(folder)) for folder in folders)
-    _check_same(inputs, targets, folders, keys)
+    if inputs != targets:
+        raise ValueError(
+            f'keys of {keys[0]} and {keys[1]} differ: {folders[0]} has {len(inputs)}, {folders[1]} '
+            f'has {len(targets)}'
+            + _first_of(f'; not in {folders[0]}: ', sorted(targets - inputs))
+            + _first_of(f'; not in {folders[1]}: ', sorted(inputs - targets))
+        )
     return [{f'{keys[0]}_path': key, f'{keys[1]}_path': key} for key in sorted(inputs)]
 
 
@@ -98,9 +105,8 @@ def paired_paths_from_meta_info_file(
     """
     pairs = []
     for name in names_from_meta_info_file(meta_info_file):
-        gt = Path(name)
-        lq_name = f'{filename_tmpl.format(gt.stem)}{gt.suffix}'
-        pairs.append(_pair(folders, keys, lq_name, name))
+        stem, extension = os.path.splitext(os.path.basename(name))
+        pairs.append(_pair(folders, keys, f'{filename_tmpl.format(stem)}{extension}', name))
     return pairs
 
 
@@ -119,26 +125,26 @@ def paired_paths_from_folder(
         ValueError: An image of either folder has no partner.
     """
     lq_names = list_images(folders[0], recursive)
-    lq_of_stem = {Path(name).with_suffix(''): name for name in lq_names}
-    present = set(lq_names)
+    lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
+    unused = set(lq_names)
     pairs, missing = [], []
     for gt_name in list_images(folders[1], recursive):
-        gt = Path(gt_name)
-        stem = gt.with_name(filename_tmpl.format(gt.stem))
-        same_extension = f'{stem}{gt.suffix}'
-        lq_name = same_extension if same_extension in present else lq_of_stem.get(stem)
-        if lq_name is None:
-            missing.append(str(stem))
-        else:
+        folder, base_name = os.path.split(gt_name)
+        stem, extension = os.path.splitext(base_name)
+        stem = os.path.join(folder, filename_tmpl.format(stem))
+        same_extension = f'{stem}{extension}'
+        lq_name = same_extension if same_extension in unused else lq_of_stem.get(stem, '')
+        if lq_name in unused:
             pairs.append(_pair(folders, keys, lq_name, gt_name))
-    used = {Path(pair[f'{keys[0]}_path']) for pair in pairs}
-    extra = [name for name in lq_names if Path(folders[0]) / name not in used]
-    if missing or extra:
+            unused.remove(lq_name)
+        else:
+            missing.append(stem)
+    if missing or unused:
         raise ValueError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
             f'{len(pairs) + len(missing)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
-            + _first_of(f'; without a partner in {folders[1]}: ', extra)
+            + _first_of(f'; without a partner in {folders[1]}: ', sorted(unused))
             + f". (filename_tmpl is '{filename_tmpl}')"
         )
     if not pairs:
@@ -147,23 +153,10 @@ def paired_paths_from_folder(
 
 
 def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: str) -> Pair:
-    lq_folder, gt_folder = map(Path, folders)
     return {
-        f'{keys[0]}_path': str(lq_folder / lq_name),
-        f'{keys[1]}_path': str(gt_folder / gt_name),
+        f'{keys[0]}_path': os.path.join(folders[0], lq_name),
+        f'{keys[1]}_path': os.path.join(folders[1], gt_name),
     }
-
-
-def _check_same(
-    inputs: set[str], targets: set[str], folders: Sequence[str], keys: Sequence[str]
-) -> None:
-    if inputs != targets:
-        raise ValueError(
-            f'keys of {keys[0]} and {keys[1]} differ: {folders[0]} has {len(inputs)}, {folders[1]} '
-            f'has {len(targets)}'
-            + _first_of(f'; not in {folders[0]}: ', sorted(targets - inputs))
-            + _first_of(f'; not in {folders[1]}: ', sorted(inputs - targets))
-        )
 
 
 def _first_of(text: str, names: list[str]) -> str:
@@ -173,41 +166,78 @@ def _first_of(text: str, names: list[str]) -> str:
 
 
 def image_name(path: str, dataset_opt: dict) -> str:
-    """Name of an image in results: the file name without extension.
+    """Name of an image in results: its path below ``dataroot_lq``, without the extension.
 
-    Where files of several folders may share a name, their folders below ``dataroot_lq`` stay.
+    The key of an LMDB is such a name. With several roots it begins below the folder they share.
     """
-    roots = dataset_opt.get('dataroot_lq')
-    for root in map(Path, roots if isinstance(roots, list) else [roots or '.']):
-        if Path(path).is_relative_to(root):
-            relative = Path(path).relative_to(root).with_suffix('')
-            if isinstance(roots, list):
-                return str(root.name / relative)
-            if dataset_opt.get('recursive'):
-                return str(relative)
-    return Path(path).stem
+    if (dataset_opt.get('io_backend') or {}).get('type') == 'lmdb':
+        return path
+    roots = dataset_opt.get('dataroot_lq') or []
+    roots = [os.path.abspath(root) for root in (roots if isinstance(roots, list) else [roots])]
+    relative = os.path.relpath(path, os.path.commonpath(roots)) if roots else os.pardir
+    if relative.startswith(os.pardir):  # the dataset has options of its own
+        return Path(path).stem
+    return os.path.splitext(relative)[0]
+
+
+class PathTable(Sequence):
+    """A read-only list of paths, or of dicts of paths, in one block of memory.
+
+    Reading an object of a Python list changes its reference count, so that worker processes would
+    come to own a copy of every page of the list.
+    """
+
+    def __init__(self, items: Iterable[str | Pair]):
+        lines = [json.dumps(item).encode() for item in items]
+        self._ends = np.cumsum([0, *map(len, lines)])
+        self._text = np.frombuffer(b''.join(lines), np.uint8)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return json.loads(self._text[self._ends[index] : self._ends[index + 1]].tobytes())
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
 
 
 # ---------------------------------------------------------------------------- reading
 
 
-class AlphaNotice:
-    """Says once, over all worker processes, that transparency is dropped."""
+class SharedFlag:
+    """A flag that a dataset and its copies in worker processes share, to say things only once."""
 
     def __init__(self) -> None:
-        self._said = torch.zeros(1, dtype=torch.bool).share_memory_()
+        self._raised = torch.zeros(1, dtype=torch.bool).share_memory_()
 
-    def look_at(self, content: bytes, path: str) -> None:
-        if not self._said and has_alpha(content):
-            self._said.fill_(True)
-            logger.warning('Transparency is dropped, the colours are used as stored: %s', path)
+    def __bool__(self) -> bool:
+        return bool(self._raised)
+
+    def set(self) -> None:
+        self._raised.fill_(True)
 
 
 def has_alpha(content: bytes) -> bool:
-    """Whether PNG bytes hold transparency: an alpha channel, or a transparent palette entry."""
+    """Whether PNG bytes hold transparency: an alpha channel, or a transparent colour."""
     if content[:8] != b'\x89PNG\r\n\x1a\n':
         return False
-    return content[25] in (4, 6) or b'tRNS' in content[:2048]
+    return content[25:26] in (b'\4', b'\6') or b'tRNS' in content[: content.find(b'IDAT')]
+
+
+def check_image_options(opt: dict) -> None:
+    """Refuse options of an image dataset that do not go together.
+
+    Raises:
+        ValueError: ``color`` is unknown, of ``mean`` and ``std`` only one is given, or there is a
+            ``meta_info``, which only the Real-ESRGAN datasets read.
+    """
+    if opt.get('color') not in (None, 'gray', 'y'):
+        raise ValueError(f"color is '{opt['color']}'; choose 'y', 'gray' or leave it out.")
+    if (opt.get('mean') is None) != (opt.get('std') is None):
+        raise ValueError('mean and std go together; give both or neither.')
+    if opt.get('meta_info') is not None:
+        raise ValueError('meta_info is not read by this dataset; rename it to meta_info_file.')
 
 
 def read_image(
@@ -215,34 +245,51 @@ def read_image(
     path: str,
     client_key: str = 'default',
     color: str | None = None,
-    alpha_notice: AlphaNotice | None = None,
+    alpha_seen: SharedFlag | None = None,
 ) -> np.ndarray:
-    """Read an image as float32 (h, w, c) in [0, 1], BGR; 16-bit images keep their precision.
+    """Read an image as it is stored, (h, w, c) BGR in uint8 or uint16.
 
     Args:
         client: Where ``path`` is a file name or a key.
-        color: None for 3 channels (gray ones are repeated, alpha is dropped); 'gray' for one
-            channel; 'y' for the luma of BT.601 in one channel.
-        alpha_notice: Told of every image, to warn of the first transparent one.
+        color: 'gray' for one channel; otherwise there are three (gray ones are repeated, alpha is
+            dropped).
+        alpha_seen: Raised, with a warning, by the first transparent image.
 
     Raises:
         FileNotFoundError: No such file or key.
-        ValueError: The bytes are not an image, or ``color`` is unknown.
+        ValueError: The bytes are not an image.
     """
-    if color not in (None, 'gray', 'y'):
-        raise ValueError(f"color is '{color}'; choose 'y', 'gray' or leave it out.")
     content = client.get(path, client_key)
     if content is None:
         raise FileNotFoundError(f"the LMDB of '{client_key}' has no key '{path}'.")
-    if alpha_notice is not None:
-        alpha_notice.look_at(content, path)
+    content = bytes(content)  # memcached gives a view
+    if alpha_seen is not None and not alpha_seen and has_alpha(content):
+        alpha_seen.set()
+        logger.warning('Transparency is dropped, the colours are used as stored: %s', path)
     try:
-        img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color', float32=True)
+        img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color')
     except ValueError as error:
         raise ValueError(f'cannot read {path}: {error}') from error
-    if color == 'y':
-        img = bgr2ycbcr(img, y_only=True)
     return img if img.ndim == 3 else img[..., None]
+
+
+def as_float(img: np.ndarray, color: str | None = None) -> np.ndarray:
+    """A stored image as float32 in [0, 1], (h, w, c); with ``color`` 'y' its luma by BT.601."""
+    white = np.iinfo(img.dtype).max if np.issubdtype(img.dtype, np.integer) else 1
+    img = img.astype(np.float32)
+    img /= white
+    return bgr2ycbcr(img, y_only=True)[..., None] if color == 'y' else img
+
+
+def image_tensor(
+    img: np.ndarray,
+    color: str | None = None,
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+) -> Tensor:
+    """A stored image as tensor (c, h, w), RGB in [0, 1], or its luma; normalised if asked."""
+    tensor = img2tensor(as_float(img, color))
+    return tensor if mean is None or std is None else normalize(tensor, mean, std)
 
 
 def read_img_seq(
@@ -262,7 +309,7 @@ def read_img_seq(
     imgs = [read_image(client, file) for file in files]
     if require_mod_crop:
         imgs = [mod_crop(img, scale) for img in imgs]
-    clip = torch.stack(img2tensor(imgs, bgr2rgb=True, float32=True))
+    clip = torch.stack([image_tensor(img) for img in imgs])
     return (clip, [Path(file).stem for file in files]) if return_imgname else clip
 
 

@@ -7,17 +7,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from basicsr.utils.file_client import FileClient
-from basicsr.utils.img_util import img2tensor
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import (
-    AlphaNotice,
+    PathTable,
+    SharedFlag,
+    check_image_options,
+    image_tensor,
     paired_paths_from_folder,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
     read_image,
 )
-from .transforms import augment, normalize, paired_random_crop
+from .transforms import augment, paired_random_crop
 
 logger = logging.getLogger(__name__)
 
@@ -46,23 +48,22 @@ class PairedImageDataset(Dataset):
     """
 
     def __init__(self, opt: dict):
+        check_image_options(opt)
         self.opt = opt
         self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
         self.filename_tmpl = opt.get('filename_tmpl', '{}')
         self.phase, self.scale = opt.get('phase', 'train'), opt['scale']
         self.color = opt.get('color')
         self.mean, self.std = opt.get('mean'), opt.get('std')
-        if (self.mean is None) != (self.std is None):
-            raise ValueError('mean and std go together; give both or neither.')
         if self.phase == 'train':
             self.gt_size = opt['gt_size']
             self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
             self.pad_small = opt.get('pad_small', False)
             if self.gt_size % self.scale:
                 raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
-        self.paths = self._find_pairs(opt)
+        self.paths = PathTable(self._find_pairs(opt))
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
-        self._alpha_notice = AlphaNotice()
+        self._alpha_seen, self._cut_seen = SharedFlag(), SharedFlag()
         self._warn_of_equal_folders()
 
     def _find_pairs(self, opt: dict) -> list[dict[str, str]]:
@@ -97,53 +98,59 @@ class PairedImageDataset(Dataset):
             logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        gt_path, lq_path = self.paths[index]['gt_path'], self.paths[index]['lq_path']
-        gt = self._read(gt_path, 'gt')
-        lq = self._read(lq_path, 'lq')
+        pair = self.paths[index]
+        gt, lq = self._read(pair, 'gt'), self._read(pair, 'lq')
         if self.phase == 'train':
+            self._check_sizes(gt, lq, pair)
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
-            self._check_sizes(gt, lq, gt_path, lq_path)
-            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, gt_path)
+            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
             gt, lq = augment([gt, lq], self.use_hflip, self.use_rot)
         else:
-            gt = self._cut(gt, lq, gt_path, lq_path)
-
-        gt, lq = img2tensor([gt, lq], bgr2rgb=True, float32=True)
-        if self.mean is not None:
-            gt, lq = normalize(gt, self.mean, self.std), normalize(lq, self.mean, self.std)
-        return {'lq': lq, 'gt': gt, 'lq_path': lq_path, 'gt_path': gt_path}
+            gt = self._cut(gt, lq, pair)
+        # Only now: a crop is cheaper to convert than the image.
+        gt, lq = (image_tensor(img, self.color, self.mean, self.std) for img in (gt, lq))
+        return {'lq': lq, 'gt': gt, **pair}
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def _read(self, path: str, client_key: str) -> np.ndarray:
-        return read_image(self.file_client, path, client_key, self.color, self._alpha_notice)
+    def _read(self, pair: dict[str, str], key: str) -> np.ndarray:
+        path = pair[f'{key}_path']
+        return read_image(self.file_client, path, key, self.color, self._alpha_seen)
 
-    def _cut(self, gt: np.ndarray, lq: np.ndarray, gt_path: str, lq_path: str) -> np.ndarray:
+    def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: dict[str, str]) -> np.ndarray:
         """GT without the rows and columns that did not make a whole LQ pixel."""
         height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
         excess = gt.shape[0] - height, gt.shape[1] - width
-        if max(excess) > 0 and all(0 <= e < self.scale for e in excess):
-            logger.info('GT %s is cut to %d x LQ: (%d, %d).', gt_path, self.scale, height, width)
-            return gt[:height, :width]
-        self._check_sizes(gt, lq, gt_path, lq_path)
-        return gt
+        if not all(0 <= e < self.scale for e in excess):
+            self._check_sizes(gt, lq, pair)
+        if any(excess) and not self._cut_seen:
+            self._cut_seen.set()
+            logger.info(
+                'GT images are cut to %d x LQ; the first is %s (%dx%d to %dx%d).',
+                self.scale,
+                pair['gt_path'],
+                *gt.shape[:2],
+                height,
+                width,
+            )
+        return gt[:height, :width]
 
-    def _check_sizes(self, gt: np.ndarray, lq: np.ndarray, gt_path: str, lq_path: str) -> None:
+    def _check_sizes(self, gt: np.ndarray, lq: np.ndarray, pair: dict[str, str]) -> None:
         (gt_h, gt_w), (lq_h, lq_w) = gt.shape[:2], lq.shape[:2]
         if (gt_h, gt_w) == (lq_h * self.scale, lq_w * self.scale):
             return
-        hint = f'cut or resize one of them to GT ({lq_h * self.scale}, {lq_w * self.scale})'
+        hint = f'cut or resize one of them to GT {lq_h * self.scale}x{lq_w * self.scale}'
         if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
             hint = f'scale: {gt_h // lq_h} would fit'
         raise ValueError(
-            f'GT {gt_path} ({gt_h}, {gt_w}) is not {self.scale} x LQ {lq_path} ({lq_h}, {lq_w}): '
-            f'{hint}.'
+            f'GT {pair["gt_path"]} ({gt_h}x{gt_w}, height x width) is not {self.scale} times LQ '
+            f'{pair["lq_path"]} ({lq_h}x{lq_w}): {hint}.'
         )
 
 
 def _pad(img: np.ndarray, size: int) -> np.ndarray:
-    """Reflect an image at the bottom and right up to ``size``."""
+    """Mirror an image at the bottom and right up to ``size``."""
     missing = [(0, max(size - length, 0)) for length in img.shape[:2]]
-    return np.pad(img, [*missing, (0, 0)], 'symmetric') if any(m[1] for m in missing) else img
+    return np.pad(img, [*missing, (0, 0)], 'symmetric')

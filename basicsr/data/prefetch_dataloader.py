@@ -34,7 +34,7 @@ class PrefetchGenerator(threading.Thread):
                 if self._stopped.is_set():
                     return
             self._put((None, StopIteration()))
-        except Exception as error:  # handed over: the consumer raises it
+        except BaseException as error:  # handed over: the consumer raises it
             self._put((None, error))
 
     def __next__(self) -> Any:
@@ -163,5 +163,6 @@ def _map_tensors(value: Any, function: Any) -> Any:
     if isinstance(value, dict):
         return {key: _map_tensors(item, function) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_map_tensors(item, function) for item in value)
+        items = [_map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     return value

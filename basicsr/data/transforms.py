@@ -48,14 +48,13 @@ def paired_random_crop(
 
     if (gt_h, gt_w) != (lq_h * scale, lq_w * scale):
         raise ValueError(
-            f'scale mismatch: GT ({gt_h}, {gt_w}) is not {scale} times LQ ({lq_h}, {lq_w}) '
-            f'of {gt_path}.'
+            f'GT {gt_h}x{gt_w} (height x width) is not {scale} times LQ {lq_h}x{lq_w}: {gt_path}.'
         )
     if lq_h < lq_patch or lq_w < lq_patch:
         raise ValueError(
-            f'LQ ({lq_h}, {lq_w}) is smaller than the patch ({lq_patch}, {lq_patch}), i.e. GT '
-            f'({gt_h}, {gt_w}) than gt_size {gt_patch_size}: lower datasets.train.gt_size or '
-            f'remove {gt_path}.'
+            f'GT {gt_h}x{gt_w} (height x width) is smaller than gt_size {gt_patch_size}, or LQ '
+            f'{lq_h}x{lq_w} than {lq_patch}: {gt_path}. Lower gt_size, pad the image (pad_small) '
+            'or remove it.'
         )
     top = random.randint(0, lq_h - lq_patch)
     left = random.randint(0, lq_w - lq_patch)

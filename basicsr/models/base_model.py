@@ -248,8 +248,12 @@ class BaseModel:
         """
         if not self.log_dict:
             return OrderedDict()
-        values = [torch.as_tensor(v, device=self.device).mean() for v in self.log_dict.values()]
-        stacked = torch.stack([value.float() for value in values])
+        stacked = torch.stack(
+            [
+                torch.as_tensor(value, dtype=torch.float32, device=self.device).mean()
+                for value in self.log_dict.values()
+            ]
+        )
         world_size = get_dist_info()[1]
         if world_size > 1:
             dist.all_reduce(stacked)

@@ -88,12 +88,10 @@ class SRModel(BaseModel):
 
     def setup_optimizers(self) -> None:
         options = dict(self.opt['train']['optim_g'])
-        trained = []
-        for name, parameter in self.net_g.named_parameters():
-            if parameter.requires_grad:
-                trained.append(parameter)
-            else:
-                logger.warning('Params %s will not be optimized.', name)
+        trained = [p for p in self.net_g.parameters() if p.requires_grad]
+        frozen = [n for n, p in self.net_g.named_parameters() if not p.requires_grad]
+        if frozen:
+            logger.warning('Params %s will not be optimized.', ', '.join(frozen))
         self.optimizer_g = self.get_optimizer(options.pop('type'), trained, **options)
         self.optimizers.append(self.optimizer_g)
 
@@ -132,9 +130,13 @@ class SRModel(BaseModel):
 
     # ------------------------------------------------------------------ restoring
 
+    def _network(self) -> torch.nn.Module:
+        """The network that restores: the averaged one, if there is one."""
+        return self.net_g_ema if hasattr(self, 'net_g_ema') else self.get_bare_model(self.net_g)
+
     def _run(self, lq: Tensor) -> Tensor:
-        """The averaged network's result, or the trained one's, in eval mode."""
-        net = self.net_g_ema if hasattr(self, 'net_g_ema') else self.get_bare_model(self.net_g)
+        """The network's result, in eval mode."""
+        net = self._network()
         was_training = net.training
         net.eval()
         with torch.no_grad():

@@ -13,7 +13,8 @@ class SwinIRModel(SRModel):
     def test(self) -> None:
         lq, (height, width) = self.lq, self.lq.shape[-2:]
         scale = self.opt.get('scale') or 1
-        self.lq = pad_to_multiple(lq, self.opt['network_g']['window_size'])
+        window = self.opt['network_g'].get('window_size') or self._network().window_size
+        self.lq = pad_to_multiple(lq, window)
         super().test()
         self.lq = lq
         self.output = self.output[..., : height * scale, : width * scale]

@@ -34,6 +34,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         with temporary.open('rb+') as file:
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
         temporary.replace(path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
@@ -69,7 +71,8 @@ def load_checkpoint(path: str | Path) -> Any:
         reason = str(error).strip().split('\n')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
-            f'values ({reason}).'
+            f'values ({reason}). If you trust its origin, read it once with '
+            'torch.load(…, weights_only=False) and save its tensors.'
         ) from error
 
 
@@ -91,35 +94,32 @@ def strip_wrapper_prefixes(
     return state_dict
 
 
-def select_params(content: Mapping[str, Any], param_key: str | None, path: str | Path) -> tuple:
+def select_params(content: Any, param_key: str | None, path: str | Path) -> tuple:
     """Find the state dict in a checkpoint file: (state dict, key used or None).
 
     The key asked for is taken if it is there; else, with a warning, the first of ``params_ema``,
     ``params``, ``state_dict``; else the file must be a bare state dict.
+
+    Raises:
+        ValueError: None of these is there.
     """
-    if param_key is None and _is_state_dict(content):
-        return content, None
-    if param_key in content:
-        return content[param_key], param_key
-    order = ('params', 'params_ema') if param_key == 'params_ema' else ('params_ema', 'params')
-    for key in (*order, 'state_dict'):
-        if key in content:
-            if param_key is not None:
-                logger.warning(
-                    'Loading: %s has no key %s; using %s (it has: %s).',
-                    path,
-                    param_key,
-                    key,
-                    ', '.join(content),
-                )
-            return content[key], key
-    if _is_state_dict(content):
+    if not isinstance(content, Mapping):
+        raise ValueError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
+    states = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+    key = next((k for k in (param_key, 'params_ema', 'params', 'state_dict') if k in states), None)
+    if key is not None:
+        if key != param_key and param_key is not None:
+            logger.warning(
+                'Loading: %s has no key %s; using %s (it has: %s).',
+                path,
+                param_key,
+                key,
+                ', '.join(content),
+            )
+        return states[key], key
+    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
         return content, None
     raise ValueError(
         f"{path} has no key '{param_key}' and is not a bare state dict; its keys are "
         f'{", ".join(map(str, content))}. Set path.param_key_* to one of them.'
     )
-
-
-def _is_state_dict(content: Mapping[str, Any]) -> bool:
-    return bool(content) and all(isinstance(value, torch.Tensor) for value in content.values())

@@ -1,7 +1,7 @@
 """Process groups: who am I, how many are we, and speaking only once."""
 
+import datetime
 import functools
-import logging
 import os
 import socket
 import subprocess
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-logger = logging.getLogger(__name__)
-
 
 def launched_by_torchrun() -> bool:
     """Whether torchrun (or a compatible launcher) started this process."""
@@ -20,13 +18,20 @@ def launched_by_torchrun() -> bool:
 
 
 def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
-    """Join the process group.
+    """Join the process group, once.
 
     Args:
         launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
         backend: 'nccl' becomes 'gloo' where there is no GPU.
-        **kwargs: ``port`` (SLURM only); the rest goes to ``init_process_group``.
+        **kwargs: ``port`` (SLURM only), ``timeout`` in seconds; the rest goes to
+            ``init_process_group``.
+
+    Raises:
+        ValueError: The environment lacks what the launcher should have set.
+        ConnectionError: The processes did not find each other in time.
     """
+    if dist.is_initialized():
+        return
     port = kwargs.pop('port', None)
     if launcher == 'slurm':
         _slurm_environment(port)
@@ -44,9 +49,17 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
         backend = 'gloo'
-    dist.init_process_group(backend, **kwargs)
-    if get_dist_info()[0] == 0:
-        logger.info('Process group: %d processes, backend %s.', dist.get_world_size(), backend)
+    if 'timeout' in kwargs:
+        kwargs['timeout'] = datetime.timedelta(seconds=kwargs['timeout'])
+    try:
+        dist.init_process_group(backend, **kwargs)
+    except dist.DistError as error:
+        address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
+        raise ConnectionError(
+            f'rank {os.environ["RANK"]} of {os.environ["WORLD_SIZE"]} found no process group at '
+            f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the node of rank 0 '
+            'as all nodes reach it, MASTER_PORT free there; dist_params.timeout: seconds to wait.'
+        ) from error
 
 
 def _slurm_environment(port: int | None) -> None:

@@ -82,7 +82,9 @@ class LmdbBackend(BaseStorageBackend):
         for path in paths:
             if not (Path(path) / 'data.mdb').is_file():
                 raise FileNotFoundError(f'no LMDB at {path} (a folder with data.mdb).')
-        self.db_paths = {key: str(path) for key, path in zip(keys, paths, strict=True)}
+        self.db_paths = {
+            key: str(Path(path).resolve()) for key, path in zip(keys, paths, strict=True)
+        }
         self._options = {'readonly': readonly, 'lock': lock, 'readahead': readahead, **kwargs}
 
     def get(self, filepath: str | Path, client_key: str = 'default') -> bytes | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .checkpoint import atomic_path
 from .dist_util import get_dist_info
+from .misc import mkdir_and_rename
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +66,22 @@ def _add_handler(root: logging.Logger, handler: logging.Handler) -> None:
 def get_env_info() -> str:
     """Versions, and the folder that basicsr was imported from."""
     import torch
+    import torch.distributed as dist
     import torchvision
 
     from basicsr.version import __version__
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'
+    processes = '1'
+    if dist.is_initialized():
+        processes = f'{dist.get_world_size()} (backend {dist.get_backend()})'
     return (
         f'\nVersion Information:'
         f'\n\tBasicSR: {__version__} from {Path(__file__).resolve().parents[1]}'
         f'\n\tPyTorch: {torch.__version__}'
         f'\n\tTorchVision: {torchvision.__version__}'
         f'\n\tDevice: {device}'
+        f'\n\tProcesses: {processes}'
     )
 
 
@@ -304,10 +310,14 @@ class WandbWriter(_RowWriter):
         id_file = folder / 'wandb_run_id.txt'
         if resumed and not run_id and id_file.exists():
             run_id = id_file.read_text(encoding='utf-8').strip()
-        settings = {'name': opt['name'], 'dir': str(folder), **options}
-        self._run = wandb.init(
-            config=opt, id=run_id, resume='allow' if run_id else 'never', **settings
-        )
+        settings = {'name': opt['name'], 'dir': str(folder), 'reinit': 'finish_previous', **options}
+        resume = 'allow' if run_id else 'never'
+        try:
+            self._run = wandb.init(config=opt, id=run_id, resume=resume, **settings)
+        except wandb.Error as error:
+            raise ValueError(
+                f'logger.wandb: {error}. Without a server: logger.wandb.mode: offline.'
+            ) from error
         self._wandb = wandb
         self._run.define_metric('iter')
         self._run.define_metric('*', step_metric='iter')
@@ -361,7 +371,8 @@ def tb_folder(opt: dict) -> Path:
 
 def _try_tensorboard(tb_dir: Path, resume_iter: int) -> TensorBoardWriter | None:
     try:
-        tb_dir.mkdir(parents=True, exist_ok=True)
+        if resume_iter == 0:
+            mkdir_and_rename(tb_dir)
         return TensorBoardWriter(tb_dir, resume_iter)
     except OSError as error:
         logger.warning('No TensorBoard events are written: %s', error)

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from .color_util import bgr2ycbcr, rgb2ycbcr  # older code imports them from here
 
-__all__ = ['bgr2ycbcr', 'calculate_weights_indices', 'cubic', 'imresize', 'rgb2ycbcr']
+__all__ = [
+    'bgr2ycbcr',
+    'calculate_weights_indices',
+    'cubic',
+    'imresize',
+    'reduce_image',
+    'rgb2ycbcr',
+]
 
 
 def cubic(x: Tensor) -> Tensor:
@@ -88,6 +95,36 @@ def imresize(img: np.ndarray | Tensor, scale: float, antialiasing: bool = True) 
         x = _resize_axis(x, axis, scale, antialiasing)
     x = x.to(dtype)
     return x.numpy() if isinstance(img, np.ndarray) else x
+
+
+def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
+    """Make the low-quality image of a super-resolution pair, as MATLAB made the published sets.
+
+    On integer images MATLAB rounds after each axis, and it repeated the edges; ``imresize`` above
+    mirrors them and keeps fractions. Set5 comes out with every value equal.
+
+    Args:
+        img: (h, w) or (h, w, c), uint8 or uint16, with sides that are multiples of ``scale``.
+
+    Returns:
+        The image, ``scale`` times smaller, of the same type.
+    """
+    if img.dtype not in (np.uint8, np.uint16) or any(side % scale for side in img.shape[:2]):
+        raise ValueError(
+            f'an image of {img.dtype} {img.shape} cannot be reduced to 1/{scale}: it must be uint8 '
+            'or uint16, with sides that are multiples of the scale.'
+        )
+    white = np.iinfo(img.dtype).max
+    for axis in (0, 1):
+        lines, size = np.moveaxis(img, axis, -1), img.shape[axis]
+        weights, taps, before, _ = calculate_weights_indices(
+            size, size // scale, 1 / scale, 'cubic', 4, antialiasing=True
+        )
+        taps = (taps - before).clamp(0, size - 1)
+        sums = sum(w * lines[..., i] for w, i in zip(weights.T.numpy(), taps.T, strict=True))
+        rounded = np.clip(np.floor(sums + 0.5), 0, white).astype(img.dtype)
+        img = np.moveaxis(rounded, -1, axis)
+    return np.ascontiguousarray(img)
 
 
 def _resize_axis(x: Tensor, axis: int, scale: float, antialiasing: bool) -> Tensor:

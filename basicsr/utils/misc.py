@@ -98,7 +98,7 @@ def check_resume(opt: dict, resume_iter: int) -> None:
     if not models.is_dir():
         models = Path(path['models'])
     ignored = path.get('ignore_resume_networks') or []
-    for network in [key for key in opt if key.startswith('network_')]:
+    for network in [key for key in opt if key.startswith('network_') and opt[key] is not None]:
         if network in ignored:
             continue
         label = network.removeprefix('network_')

@@ -10,30 +10,34 @@ import difflib
 import logging
 import os
 import random
-import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .yaml_util import KeyPath, Loader, OptionError, load_with_lines, ordered_yaml, yaml_load
+
+__all__ = [
+    'OptionError',
+    'copy_opt_file',
+    'dict2str',
+    'ordered_yaml',
+    'parse_args',
+    'parse_options',
+    'yaml_load',
+]
 
 logger = logging.getLogger(__name__)
-
-KeyPath = tuple[str | int, ...]
-
-
-class OptionError(ValueError):
-    """What is wrong with an option file or the command line, one line per problem."""
-
 
 # ---------------------------------------------------------------------------- tables
 
 
 class Section(BaseModel):
-    """A table of options. Keys it does not know are kept; near-misses of its own are refused."""
+    """A table of options: ``~`` means the default, and keys that it does not know are kept."""
 
     model_config = ConfigDict(extra='allow', protected_namespaces=())
 
@@ -41,6 +45,21 @@ class Section(BaseModel):
     also_known: ClassVar[str] = ''
     # Families of keys that end in a name of the user's own, like network_<name>.
     families: ClassVar[tuple[str, ...]] = ()
+    # Whether a component's constructor reads and checks the keys that are not known here.
+    has_component: ClassVar[bool] = False
+    # Why keys that are not known here are refused; '' lets them pass.
+    refusal: ClassVar[str] = ''
+
+    @model_validator(mode='before')
+    @classmethod
+    def _drop_tildes(cls, section: Any) -> Any:
+        if not isinstance(section, dict):
+            return section
+        return {k: v for k, v in section.items() if v is not None or k not in cls.model_fields}
+
+    @classmethod
+    def defaults(cls) -> Self:
+        return cls.model_validate({})
 
     @classmethod
     def known(cls) -> set[str]:
@@ -51,10 +70,20 @@ class Section(BaseModel):
     def is_known(cls, key: str) -> bool:
         return key in cls.known() or key.startswith(cls.families)
 
+    @classmethod
+    def inner(cls, key: str) -> 'type[Section] | None':
+        """The table of the section ``key``; None if ``key`` is a value or a component's."""
+        annotation = cls.model_fields[key].annotation if key in cls.model_fields else None
+        for candidate in (annotation, *getattr(annotation, '__args__', ())):
+            if isinstance(candidate, type) and issubclass(candidate, Section):
+                return candidate
+        return None
+
 
 class DatasetOptions(Section):
     """Keys of ``datasets.val*`` and ``datasets.test*``."""
 
+    has_component = True
     also_known = (
         'phase scale dataroot_gt dataroot_lq io_backend meta_info_file meta_info filename_tmpl '
         'recursive gt_size pad_small use_hflip use_rot color mean std'
@@ -81,6 +110,34 @@ class TrainDatasetOptions(DatasetOptions):
         None, description='cpu: a thread keeps batches ready; cuda: also copies them ahead'
     )
     num_prefetch_queue: int = Field(1, ge=1, description='batches kept ready by prefetch_mode cpu')
+
+
+class DatasetsOptions(Section):
+    """Keys of ``datasets``, each a phase or <phase>_<name of the user's own>."""
+
+    __pydantic_extra__: dict[str, DatasetOptions]
+
+    @classmethod
+    def inner(cls, key: str) -> type[Section] | None:
+        return super().inner(key) or DatasetOptions
+
+
+class TrainingDatasets(DatasetsOptions):
+    """Keys of ``datasets`` in a training run."""
+
+    also_known = 'val'
+    families = ('val_',)
+    refusal = 'unknown phase; the datasets here are train, val, val_<name>'
+
+    train: TrainDatasetOptions
+
+
+class TestDatasets(DatasetsOptions):
+    """Keys of ``datasets`` in a test run."""
+
+    also_known = 'val test'
+    families = ('val_', 'test_')
+    refusal = 'unknown phase; the datasets here are val, val_<name>, test, test_<name>'
 
 
 class PathOptions(Section):
@@ -142,7 +199,7 @@ class LoggerOptions(Section):
     print_freq: int = Field(100, ge=1, description='iterations between log lines')
     save_checkpoint_freq: int = Field(5000, ge=1, description='iterations between checkpoints')
     use_tb_logger: bool = Field(True, description='TensorBoard events in tb_logger/<name>')
-    wandb: WandbOptions = Field(default_factory=WandbOptions)
+    wandb: WandbOptions = Field(default_factory=WandbOptions.defaults)
 
 
 class Options(Section):
@@ -155,13 +212,14 @@ class Options(Section):
     )
     model_type: str = Field(description='class in MODEL_REGISTRY')
     scale: int | None = Field(None, ge=1, description='GT size / LQ size')
-    num_gpu: int | Literal['auto'] = Field('auto', description='0: CPU; auto: all GPUs')
+    num_gpu: Annotated[int, Field(ge=0)] | Literal['auto'] = Field(
+        'auto', description='0: CPU; auto: all GPUs'
+    )
     manual_seed: int | None = Field(None, ge=0, description='~: drawn, and logged')
     deterministic: bool = Field(False, description='deterministic kernels only; slower on GPUs')
     strict_options: bool = Field(True, description='refuse keys that nearly spell a known one')
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
-    datasets: dict[str, dict[str, Any]]
-    path: PathOptions = Field(default_factory=PathOptions)
+    path: PathOptions = Field(default_factory=PathOptions.defaults)
     val: ValOptions | None = None
     dist_params: dict[str, Any] = Field({}, description='backend, port, timeout')
     find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
@@ -170,98 +228,16 @@ class Options(Section):
 class TrainingOptions(Options):
     """Top-level keys of a training run."""
 
+    datasets: TrainingDatasets
     train: TrainOptions
-    logger: LoggerOptions = Field(default_factory=LoggerOptions)
+    logger: LoggerOptions = Field(default_factory=LoggerOptions.defaults)
 
 
 class TestOptions(Options):
     """Top-level keys of a test run."""
 
-    val: ValOptions = Field(default_factory=ValOptions)
-
-
-# ---------------------------------------------------------------------------- YAML
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with the float rule of YAML 1.2 (``1e-4`` is a number), no key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == 'tag:yaml.org,2002:merge':
-                continue
-            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
-            if key in seen:
-                raise OptionError(
-                    f'{node.start_mark.name}:{line}: {key}: given twice, first in line '
-                    f'{seen[key]}; remove one.'
-                )
-            seen[key] = line
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != 'tag:yaml.org,2002:float']
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    'tag:yaml.org,2002:float',
-    re.compile(
-        r'^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN)$'
-    ),
-    list('-+0123456789.'),
-)
-
-
-def ordered_yaml() -> tuple[type, type]:
-    """The (loader, dumper) classes of option files; both keep the order of keys."""
-    return _Loader, yaml.SafeDumper
-
-
-def yaml_load(f: str | Path) -> dict:
-    """Read an option file, or YAML text of a mapping.
-
-    Raises:
-        FileNotFoundError: ``f`` is neither a file nor text with a ``key: value``.
-        OptionError: The YAML is malformed, gives a key twice, or is not a mapping.
-    """
-    return _load(f)[0]
-
-
-def _load(f: str | Path) -> tuple[dict, dict[KeyPath, int]]:
-    """The mapping of a file or text, and the line of every key path in it."""
-    is_text = isinstance(f, str) and ('\n' in f or ': ' in f) and not Path(f[:255]).is_file()
-    if not is_text and not Path(f).is_file():
-        raise FileNotFoundError(f'no option file {f} (looked in {Path.cwd()}).')
-    text = str(f) if is_text else Path(f).read_text(encoding='utf-8')
-    loader = _Loader(text)
-    loader.name = '<text>' if is_text else str(f)
-    try:
-        node = loader.get_single_node()
-        content = loader.construct_document(node) if node else None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise OptionError(f'{loader.name}:{line}: not valid YAML: {error.problem}.') from None
-    except yaml.YAMLError as error:
-        raise OptionError(f'{loader.name}: not valid YAML: {error}') from None
-    finally:
-        loader.dispose()
-    if not isinstance(content, dict):
-        raise OptionError(f'{loader.name}: an option file is a mapping of keys to values.')
-    return content, dict(_lines(node, ()))
-
-
-def _lines(node: yaml.Node, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
-            yield from _lines(value, (*path, key.value))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield (*path, index), value.start_mark.line + 1
-            yield from _lines(value, (*path, index))
+    datasets: TestDatasets
+    val: ValOptions = Field(default_factory=ValOptions.defaults)
 
 
 # ---------------------------------------------------------------------------- command line
@@ -294,125 +270,107 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _force(opt: dict, entries: Iterable[str], table: type[Section]) -> list[KeyPath]:
-    """Apply ``a:b:c=value`` entries, each value read as YAML; returns the paths set."""
-    forced = []
-    for entry in entries:
-        keys, equals, text = entry.partition('=')
-        if not equals:
-            raise OptionError(f"--force_yml {entry}: write it as key:subkey=value, with an '='.")
-        *parents, last = keys.strip().split(':')
-        section: Any = opt
-        for depth, key in enumerate(parents):
-            if section is opt and key not in opt and _table_of(table, [key]) is not None:
-                opt[key] = {}  # a section of the runner that the file leaves at its defaults
-            section = _step_into(section, key, f'--force_yml {entry}', parents[:depth])
-        if isinstance(section, list):
-            last = _step_into(section, last, f'--force_yml {entry}', parents, index_only=True)
-        elif not isinstance(section, dict):
-            raise OptionError(f'--force_yml {entry}: {":".join(parents)} holds no keys.')
-        elif last not in section:
-            _check_new_key(entry, parents, last, table)
-        try:
-            section[last] = yaml.load(text, _Loader)  # _Loader is a SafeLoader
-        except yaml.YAMLError as error:
-            raise OptionError(f'--force_yml {entry}: the value is not valid YAML.') from error
-        forced.append((*parents, last))
-    return forced
+def _force(opt: dict, entry: str, table: type[Section]) -> KeyPath:
+    """Apply ``a:b:c=value``, the value read as YAML; returns the key path."""
+    keys, equals, text = entry.partition('=')
+    if not equals:
+        raise OptionError("write it as key:subkey=value, with an '='.")
+    path = tuple(keys.strip().split(':'))
+    section: Any = opt
+    owner: type[Section] | None = table
+    for depth, key in enumerate(path[:-1]):
+        inner = owner.inner(key) if owner else None
+        if inner and owner and key in owner.model_fields and isinstance(section, dict):
+            # A section of the runner may be missing in the file.
+            section[key] = {} if section.get(key) is None else section[key]
+        section = section[_find_key(section, key, path[:depth], owner)]
+        owner = inner
+    key, may_be_new = path[-1], owner is None or owner.has_component or owner.is_known(path[-1])
+    if not (may_be_new and isinstance(section, dict)):
+        key = _find_key(section, key, path[:-1], owner)
+    section[key] = yaml.load(text, Loader)  # a SafeLoader
+    return path
 
 
-def _step_into(
-    section: Any, key: str, entry: str, parents: list[str], index_only: bool = False
-) -> Any:
-    where = ':'.join(parents) or 'the option file'
+def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None) -> str | int:
+    """``key`` if the section at ``path`` has it; the index that it is, if that is a list."""
+    where = '.'.join(path) or 'the option file'
     if isinstance(section, list):
-        if not key.lstrip('-').isdigit() or not -len(section) <= int(key) < len(section):
-            raise OptionError(f'{entry}: {where} is a list of {len(section)}; give an index.')
-        return int(key) if index_only else section[int(key)]
-    if not isinstance(section, dict) or key not in section:
-        known = list(section) if isinstance(section, dict) else []
-        raise OptionError(f"{entry}: {where} has no key '{key}'{_did_you_mean(key, known)}")
-    return section[key]
-
-
-def _check_new_key(entry: str, parents: list[str], key: str, table: type[Section]) -> None:
-    """Refuse a key that neither the file nor the runner's table of that section knows."""
-    section = _table_of(table, parents)
-    if section is None:
-        return  # a component's section: its constructor knows
-    if not section.is_known(key):
-        where, hint = ':'.join(parents) or 'the option file', _did_you_mean(key, section.known())
-        raise OptionError(f"--force_yml {entry}: unknown key: {where} has no '{key}'{hint}")
-
-
-def _table_of(table: type[Section], parents: Iterable[str]) -> type[Section] | None:
-    """The table of the section at ``parents``; None where a component owns the keys."""
-    parents = list(parents)
-    if len(parents) == 2 and parents[0] == 'datasets':
-        return TrainDatasetOptions if parents[1] == 'train' else DatasetOptions
-    for key in parents:
-        field = table.model_fields.get(key)
-        inner = _section_class(field.annotation) if field else None
-        if inner is None:
-            return None
-        table = inner
-    return table
-
-
-def _section_class(annotation: Any) -> type[Section] | None:
-    """The Section in ``X`` or ``X | None``."""
-    for candidate in (annotation, *getattr(annotation, '__args__', ())):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None
-
-
-def _did_you_mean(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else '.'
+        if key.removeprefix('-').isdigit() and -len(section) <= int(key) < len(section):
+            return int(key)
+        raise OptionError(f'{where} is a list of {len(section)}; give an index.')
+    if not isinstance(section, dict):
+        raise OptionError(f'{where} holds no keys.')
+    if key not in section:
+        known = [*map(str, section), *(owner.known() if owner else ())]
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else '.'
+        raise OptionError(f"{where} has no key '{key}'{hint}")
+    return key
 
 
 # ---------------------------------------------------------------------------- checking
 
 
-class _Checker:
-    """Completes sections of an option file and collects every problem with its place."""
+class _OptionFile:
+    """An option file on its way to complete options; gathers every problem with its place."""
 
-    def __init__(
-        self, file: str, lines: dict[KeyPath, int], forced: list[KeyPath], strict: bool = True
-    ):
-        self._file, self._lines, self._forced, self._strict = file, lines, forced, strict
-        self.problems: list[tuple[int, str]] = []
-        self.unread: list[str] = []
+    def __init__(self, file: str, table: type[Section]):
+        self._file, self._table = file, table
+        self._opt, self._lines = load_with_lines(file)
+        self._forced: set[KeyPath] = set()
+        self._problems: list[tuple[int, str]] = []
+        self.unread: list[str] = []  # keys that no table knows
 
-    def complete(self, table: type[Section], section: dict, path: KeyPath = ()) -> dict:
-        """``section`` with the table's defaults filled in, its own order of keys kept."""
-        self._check_spelling(table, section, path)
+    def force(self, entry: str) -> None:
+        """Apply an entry of ``--force_yml``."""
         try:
-            filled = table.model_validate(section).model_dump()
+            self._forced.add(_force(self._opt, entry, self._table))
+        except OptionError as error:
+            self._problems.append((0, f'--force_yml {entry}: {error}'))
+        except yaml.YAMLError:
+            self._problems.append((0, f'--force_yml {entry}: the value is not valid YAML.'))
+
+    def complete(self) -> dict:
+        """The options with all defaults filled in.
+
+        Raises:
+            OptionError: Everything that is wrong, one line each.
+        """
+        complete: dict = {}
+        self._check_spelling(self._table, self._opt)
+        try:
+            complete = self._table.model_validate(self._opt).model_dump()
         except ValidationError as error:
-            for detail in error.errors():
-                self.add((*path, *detail['loc']), _explain(detail))
-            return section
-        return {key: filled[key] for key in section} | filled
+            causes = defaultdict(list)
+            for cause in error.errors():
+                causes[_option_path(self._opt, cause['loc'])].append(cause)
+            for path, found in causes.items():
+                self._add(path, _explain(found))
+        if self._problems:
+            raise OptionError('\n'.join(text for _, text in sorted(self._problems)))
+        return complete
 
-    def add(self, path: KeyPath, text: str) -> None:
-        line, place = self._place(path)
-        self.problems.append((line, f'{place}: {".".join(map(str, path))}: {text}'))
-
-    def _check_spelling(self, table: type[Section], section: dict, path: KeyPath) -> None:
+    def _check_spelling(self, table: type[Section], section: dict, path: KeyPath = ()) -> None:
+        is_strict = self._opt.get('strict_options') is not False
         for key, value in section.items():
-            inner = _table_of(table, [key])
-            if inner is not None and isinstance(value, dict):
-                self._check_spelling(inner, value, (*path, key))
+            key_path, inner = (*path, str(key)), table.inner(key)
+            if inner and isinstance(value, dict):
+                self._check_spelling(inner, value, key_path)
             if table.is_known(str(key)):
                 continue
             missing = table.known() - set(section)
             close = difflib.get_close_matches(str(key), missing, n=1, cutoff=0.85)
-            if close and self._strict:
-                self.add((*path, key), f"unknown key; did you mean '{close[0]}'?")
+            if table.refusal:
+                self._add(key_path, table.refusal)
+            elif close and is_strict:
+                self._add(key_path, f"unknown key; did you mean '{close[0]}'?")
             else:
-                self.unread.append('.'.join(map(str, (*path, key))))
+                self.unread.append('.'.join(key_path))
+
+    def _add(self, path: KeyPath, text: str) -> None:
+        line, place = self._place(path)
+        self._problems.append((line, f'{place}: {".".join(path)}: {text}'))
 
     def _place(self, path: KeyPath) -> tuple[int, str]:
         """Line number, for sorting, and place of the longest part of ``path`` that was given."""
@@ -425,40 +383,31 @@ class _Checker:
         return 0, self._file
 
 
-def _explain(detail: Any) -> str:
-    if detail['type'] == 'missing':
+def _option_path(section: Any, location: tuple[str | int, ...]) -> KeyPath:
+    """pydantic's location without what it adds behind the option: the types of a union."""
+    path: KeyPath = ()
+    for part in location:
+        if isinstance(section, dict):
+            section = section.get(part)
+        elif isinstance(section, list) and isinstance(part, int):
+            section = section[part]
+        else:
+            break
+        path += (str(part),)
+    return path
+
+
+def _explain(causes: list[Any]) -> str:
+    """One text for all that pydantic says of one option."""
+    kind, given = causes[0]['type'], causes[0]['input']
+    if kind == 'missing':
         return 'required, and not given'
-    if detail['type'] == 'string_pattern_mismatch':
-        return f'must be a plain folder name, got {detail["input"]!r}'
-    return f'{detail["msg"][0].lower()}{detail["msg"][1:]}, got {detail["input"]!r}'
-
-
-def _complete(
-    opt: dict, is_train: bool, file: str, lines: dict[KeyPath, int], forced: list[KeyPath]
-) -> dict:
-    """Fill in defaults, check types and spelling; all problems are reported at once."""
-    checker = _Checker(file, lines, forced, strict=opt.get('strict_options') is not False)
-    table = TrainingOptions if is_train else TestOptions
-    given = {key: value for key, value in opt.items() if value is not None}
-    opt = checker.complete(table, given)
-    phases = ('train', 'val') if is_train else ('val', 'test')
-    datasets = opt.get('datasets')
-    for key in datasets if isinstance(datasets, dict) else ():
-        path, phase = ('datasets', key), str(key).partition('_')[0]
-        if phase not in phases or str(key).startswith('train_'):
-            choices = 'train, val, val_<name>' if is_train else 'val, val_<name>, test, test_<name>'
-            checker.add(path, f'unknown phase; the datasets here are {choices}')
-        elif isinstance(datasets[key], dict):
-            section = TrainDatasetOptions if key == 'train' else DatasetOptions
-            datasets[key] = checker.complete(section, datasets[key], path)
-    if checker.problems:
-        raise OptionError('\n'.join(text for _, text in sorted(checker.problems)))
-    if checker.unread:
-        logger.warning(
-            'Not options of the runner, left to the component that reads them: %s',
-            ', '.join(checker.unread),
-        )
-    return opt
+    if kind == 'string_pattern_mismatch':
+        return f'must be a plain folder name, got {given!r}'
+    if kind == 'model_type':
+        return f'must be a section of keys, got {given!r}'
+    texts = (cause['msg'][0].lower() + cause['msg'][1:] for cause in causes)
+    return f'{" or ".join(texts)}, got {given!r}'
 
 
 # ---------------------------------------------------------------------------- the whole
@@ -479,8 +428,10 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         OptionError: Everything that is wrong with the options, one line each.
     """
     args = parse_args()
-    opt, lines = _load(args.opt)
-    forced = _force(opt, args.force_yml, TrainingOptions if is_train else TestOptions)
+    file = _OptionFile(args.opt, TrainingOptions if is_train else TestOptions)
+    for entry in args.force_yml:
+        file.force(entry)
+    opt = file.complete()
 
     from .dist_util import from_master, get_dist_info, init_dist, launched_by_torchrun
     from .logger import get_root_logger
@@ -490,12 +441,16 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     if launcher == 'none' and launched_by_torchrun():
         launcher = 'pytorch'
     if launcher != 'none':
-        init_dist(launcher, **(opt.get('dist_params') or {}))
+        init_dist(launcher, **opt['dist_params'])
     get_root_logger()
-    opt = _complete(opt, is_train, args.opt, lines, forced)
     opt['dist'] = launcher != 'none'
     opt['rank'], opt['world_size'] = get_dist_info()
     opt['is_train'], opt['auto_resume'] = is_train, args.auto_resume
+    if file.unread:
+        logger.warning(
+            'Not options of the runner, left to the component that reads them: %s',
+            ', '.join(file.unread),
+        )
 
     opt['plugins'] = [_plugin_folder(folder, args.opt) for folder in opt['plugins']]
     import_plugins(opt['plugins'])
@@ -531,10 +486,14 @@ def _usable_gpus(num_gpu: int | str) -> int:
     available = torch.cuda.device_count()
     if num_gpu == 'auto':
         return available
-    if int(num_gpu) > 0 and available == 0:
-        logger.warning('num_gpu is %s, but torch sees no CUDA device: running on the CPU.', num_gpu)
-        return 0
-    return int(num_gpu)
+    if int(num_gpu) > available:
+        logger.warning(
+            'num_gpu is %s, but torch sees %d CUDA devices: running on %s.',
+            num_gpu,
+            available,
+            f'{available} of them' if available else 'the CPU',
+        )
+    return min(int(num_gpu), available)
 
 
 def _complete_dataset(key: str, dataset: dict, scale: int | None) -> None:

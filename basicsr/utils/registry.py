@@ -99,7 +99,7 @@ class Registry:
         names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)
         close = difflib.get_close_matches(str(name), names, n=3)
         hint = f' Did you mean {" or ".join(close)}?' if close else ''
-        package = Path(__file__).resolve().parents[1]
+        package = Path(__file__).resolve().parents[1] / '__init__.py'
         return (
             f"No object named '{name}' found in '{self._name}' registry!{hint} "
             f'It knows {len(names)} names, with basicsr imported from {package}. To add your own, '

@@ -10,29 +10,9 @@ from tqdm import tqdm
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from basicsr.data.data_util import list_images
 from basicsr.utils.img_util import imfrombytes, imwrite
-from basicsr.utils.matlab_functions import calculate_weights_indices
-
-SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp'}
-
-
-def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
-    """Divide height and width of ``img`` (h, w) or (h, w, c), uint8 or uint16, by ``scale``.
-
-    As in the published Set5, edges are repeated and values rounded, halves up, after each axis.
-    """
-    for axis in (0, 1):
-        lines, size = np.moveaxis(img, axis, -1), img.shape[axis]
-        weights, taps, before, _ = calculate_weights_indices(
-            size, size // scale, 1 / scale, 'cubic', 4, True
-        )
-        taps = (taps - before).clamp(0, size - 1)
-        lines = sum(
-            w * lines[..., i] for w, i in zip(weights.T.numpy(), taps.T.numpy(), strict=True)
-        )
-        lines = np.clip(np.floor(lines + 0.5), 0, np.iinfo(img.dtype).max).astype(img.dtype)
-        img = np.moveaxis(lines, -1, axis)
-    return img
+from basicsr.utils.matlab_functions import reduce_image
 
 
 def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -42,8 +22,8 @@ def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.nd
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from error
     height, width = img.shape[:2]
-    if img.dtype not in (np.uint8, np.uint16) or min(height, width) < scale:
-        raise ValueError(f'{path}: {width} x {height} pixels of {img.dtype} cannot be reduced.')
+    if min(height, width) < scale:
+        raise ValueError(f'{path}: {width} x {height} pixels are too few for scale {scale}.')
     gt = img[: height - height % scale, : width - width % scale]
     if gt.shape != img.shape:
         change = f'{path} has {width} x {height} pixels, no multiple of {scale}'
@@ -55,12 +35,12 @@ def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.nd
 
 def main(args: argparse.Namespace) -> str:
     source, *folders = (Path(name) for name in (args.input, args.output, args.gt_output) if name)
-    paths = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)
+    paths = [source / name for name in list_images(source)]
     targets = [folder / f'{path.stem}.png' for folder in folders for path in paths]
     if args.scale < 2:
         raise ValueError(f'--scale must be at least 2, got {args.scale}.')
     if not paths:
-        raise FileNotFoundError(f'{source} holds no images ({", ".join(sorted(SUFFIXES))}).')
+        raise FileNotFoundError(f'{source} holds no images.')
     if len(set(targets)) < len(targets) or source.resolve() in (f.resolve() for f in folders):
         raise ValueError('Two files would share a name: use different folders and file names.')
     existing = [path for path in targets if path.exists()]

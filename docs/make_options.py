@@ -1,0 +1,74 @@
+"""Write docs/options.md from the tables in basicsr/utils/options.py: python docs/make_options.py"""
+
+import sys
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+if __name__ == '__main__':  # use the checkout that this script is part of
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from basicsr.utils import options
+
+TABLES = {
+    '(top level)': options.Options,
+    'datasets.train': options.TrainDatasetOptions,
+    'datasets.val, datasets.val_*, datasets.test, datasets.test_*': options.DatasetOptions,
+    'path': options.PathOptions,
+    'train': options.TrainOptions,
+    'val': options.ValOptions,
+    'logger': options.LoggerOptions,
+    'logger.wandb': options.WandbOptions,
+}
+
+HEAD = """# Option reference
+
+The options of the runner: what it reads, and what it takes when a key is left out. Everything else
+in an option file belongs to a component: `network_g` to the network's constructor, `optim_g` to the
+optimizer, `pixel_opt` to the loss, and so on; their signatures are the reference. The keys of the
+datasets are in [data.md](data.md).
+
+*This page is made by `python docs/make_options.py`.*
+"""
+
+
+def reference() -> str:
+    """The page, from names, types, defaults and descriptions."""
+    lines = [HEAD]
+    for title, table in TABLES.items():
+        lines += [f'## {title}', '', '| key | type | default | meaning |', '|---|---|---|---|']
+        for name, field in table.model_fields.items():
+            if field.description is None:
+                continue  # a section of its own
+            kind = _type(field.annotation)
+            default = 'required' if field.is_required() else f'`{_default(field)}`'
+            lines.append(f'| `{name}` | {kind} | {default} | {field.description} |')
+        lines.append('')
+    return '\n'.join(lines)
+
+
+def _type(annotation: Any) -> str:
+    """An annotation as users write values: int, true/false, or one of the choices."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin is Literal:
+        return ', '.join(parts)
+    if origin in (Union, UnionType):
+        return ', '.join(_type(part) for part in parts if part is not type(None))
+    if origin in (dict, list):
+        return origin.__name__
+    return annotation.__name__
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.default_factory is not None:
+        return 'min(4, cores)'  # of num_worker_per_gpu, the only one that the machine decides
+    value = field.default
+    return '~' if value in (None, '') else str(value).lower() if isinstance(value, bool) else value
+
+
+if __name__ == '__main__':
+    Path(__file__).with_name('options.md').write_text(reference(), encoding='utf-8')

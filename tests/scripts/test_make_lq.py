@@ -1,0 +1,173 @@
+import argparse
+import importlib.util
+import math
+import runpy
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from basicsr.utils.img_util import imfrombytes
+from basicsr.utils.matlab_functions import imresize
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / 'scripts' / 'data_preparation' / 'make_lq.py'
+
+spec = importlib.util.spec_from_file_location('make_lq', SCRIPT)
+make_lq = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_lq)
+
+
+def noise(*shape, dtype=np.uint8, seed=0):
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape, dtype)
+
+
+def write(folder, name, img):
+    folder.mkdir(exist_ok=True)
+    assert cv2.imwrite(str(folder / name), img)
+    return folder
+
+
+def run(folder, output, scale=2, gt_output=None, overwrite=False):
+    args = {'input': str(folder), 'output': str(output), 'scale': scale}
+    args |= {'gt_output': gt_output and str(gt_output), 'overwrite': overwrite}
+    return make_lq.main(argparse.Namespace(**args))
+
+
+def read(path):
+    return imfrombytes(path.read_bytes(), 'unchanged')
+
+
+def reduced_line(line, scale, white):
+    """Keys' cubic kernel, widened by ``scale``, one pixel at a time."""
+    out = []
+    for j in range(len(line) // scale):
+        centre = (j + 0.5) * scale - 0.5
+        total = weights = 0.0
+        for i in range(math.ceil(centre - 2 * scale), math.floor(centre + 2 * scale) + 1):
+            x = abs(centre - i) / scale
+            near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+            weight = near if x <= 1 else far
+            weights += weight
+            total += weight * float(line[min(max(i, 0), len(line) - 1)])
+        out.append(min(max(math.floor(total / weights + 0.5), 0), white))
+    return out
+
+
+@pytest.mark.parametrize('scale', [2, 3, 4])
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+def test_both_axes_are_filtered_and_rounded_one_after_the_other(scale, dtype):
+    img, white = noise(12, 24, dtype=dtype), np.iinfo(dtype).max
+    rows = np.array([reduced_line(column, scale, white) for column in img.T]).T
+    want = np.array([reduced_line(row, scale, white) for row in rows])
+    out = make_lq.reduce_image(img, scale)
+    assert out.dtype == dtype
+    assert np.array_equal(out, want)
+
+
+def test_halves_are_rounded_up_and_overshoot_is_clipped():
+    stripes = np.tile(np.array([0, 1], np.uint8), (16, 8))
+    assert (make_lq.reduce_image(stripes, 2)[:, 2:-2] == 1).all()
+    edge = np.repeat(np.array([[0, 255]], np.uint8), 8, axis=1).repeat(4, axis=0)
+    # The weights are -3, -9, 29, 111, 111, 29, -9 and -3, over 256.
+    assert make_lq.reduce_image(edge, 2)[0].tolist() == [0, 0, 0, 17, 238, 255, 255, 255]
+
+
+@pytest.mark.parametrize('split', ['train', 'val'])
+def test_the_quickstart_pairs_are_what_the_script_makes(split, tmp_path):
+    folder = ROOT / 'datasets' / 'quickstart' / split
+    result = run(folder / 'gt', tmp_path, scale=4)
+    names = sorted(path.name for path in (folder / 'gt').glob('*.png'))
+    assert result.startswith(f'{len(names)} images')
+    assert names == sorted(path.name for path in (folder / 'lq_x4').iterdir())
+    for name in names:
+        gt, lq = read(folder / 'gt' / name), read(folder / 'lq_x4' / name)
+        assert gt.shape[0] % 12 == gt.shape[1] % 12 == 0
+        assert np.array_equal(lq, read(tmp_path / name))
+        # At the edges, and after overshoot on one axis, the two differ by design.
+        difference = np.abs(imresize(gt.astype(np.float64), 1 / 4).clip(0, 255) - lq)
+        assert np.percentile(difference[2:-2, 2:-2], 99) < 0.75
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+@pytest.mark.parametrize('channels', [(), (3,), (4,)])
+def test_bit_depth_and_channels_are_kept(channels, dtype, tmp_path):
+    img = noise(8, 12, *channels, dtype=dtype)
+    run(write(tmp_path / 'gt', 'a.png', img), tmp_path / 'lq')
+    out = read(tmp_path / 'lq' / 'a.png')
+    assert out.dtype == dtype
+    assert out.shape == (4, 6, *channels)
+    assert np.array_equal(out, make_lq.reduce_image(img, 2))
+
+
+def test_sizes_that_do_not_fit_are_cropped_if_the_cropped_images_can_be_kept(tmp_path, capsys):
+    img, fits = noise(7, 9, 3), noise(6, 4, 3)
+    gt = write(write(tmp_path / 'gt', 'a.png', img), 'b.tif', fits)
+    with pytest.raises(ValueError, match=r'a.png has 9 x 7 pixels.*--gt-output'):
+        run(gt, tmp_path / 'lq')
+    run(gt, tmp_path / 'lq', gt_output=tmp_path / 'cropped')
+    assert 'cropped to 8 x 6' in capsys.readouterr().err
+    assert np.array_equal(read(tmp_path / 'cropped' / 'a.png'), img[:6, :8])
+    assert np.array_equal(read(tmp_path / 'cropped' / 'b.png'), fits)
+    assert read(tmp_path / 'lq' / 'a.png').shape == (3, 4, 3)
+
+
+def test_existing_files_are_replaced_on_demand_only(tmp_path):
+    gt = write(tmp_path / 'gt', 'a.png', noise(4, 4))
+    lq = write(tmp_path / 'lq', 'a.png', np.zeros((1, 1), np.uint8))
+    before = (lq / 'a.png').read_bytes()
+    with pytest.raises(FileExistsError, match=r'a.png exists.*--overwrite'):
+        run(gt, lq)
+    assert (lq / 'a.png').read_bytes() == before
+    run(gt, lq, overwrite=True)
+    assert read(lq / 'a.png').shape == (2, 2)
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_the_input_is_never_written_to(overwrite, tmp_path):
+    gt = write(tmp_path / 'gt', 'a.png', noise(4, 4))
+    before = (gt / 'a.png').read_bytes()
+    for lq, cropped in [(gt, None), (tmp_path / 'lq', gt), (tmp_path / 'lq', tmp_path / 'lq')]:
+        with pytest.raises(ValueError, match='different folders'):
+            run(gt, lq, gt_output=cropped, overwrite=overwrite)
+    assert (gt / 'a.png').read_bytes() == before
+
+
+def test_two_images_with_one_name_are_refused(tmp_path):
+    gt = write(write(tmp_path / 'gt', 'a.png', noise(4, 4)), 'a.bmp', noise(4, 4))
+    with pytest.raises(ValueError, match='share a name'):
+        run(gt, tmp_path / 'lq')
+
+
+def test_unusable_images_are_refused_by_name(tmp_path):
+    small = write(tmp_path / 'small', 'a.png', noise(3, 9))
+    with pytest.raises(ValueError, match='9 x 3 pixels are too few for scale 4'):
+        run(small, tmp_path / 'lq', scale=4)
+    real = write(tmp_path / 'real', 'a.tif', np.zeros((4, 4), np.float32))
+    with pytest.raises(ValueError, match=r'a.tif.* of float32'):
+        run(real, tmp_path / 'lq')
+    with pytest.raises(ValueError, match='--scale must be at least 2'):
+        run(small, tmp_path / 'lq', scale=1)
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(FileNotFoundError, match='holds no images'):
+        run(tmp_path / 'empty', tmp_path / 'lq')
+    assert not (tmp_path / 'lq').exists()
+
+
+def test_the_command_prints_one_line_and_fails_with_one_line(tmp_path, monkeypatch, capsys):
+    gt, lq = write(tmp_path / 'gt', 'a.png', noise(4, 6)), tmp_path / 'lq'
+    command = [str(SCRIPT), '--input', str(gt), '--output', str(lq), '--scale', '2']
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    monkeypatch.setattr(sys, 'argv', command)
+    runpy.run_path(str(SCRIPT), run_name='__main__')
+    assert capsys.readouterr().out == f'1 images of {gt}, reduced to 1/2, are in {lq}.\n'
+    assert sys.path[0] == str(ROOT)
+
+    (gt / 'a.png').write_bytes(b'not an image')
+    monkeypatch.setattr(sys, 'argv', [*command, '--overwrite'])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(SCRIPT), run_name='__main__')
+    assert caught.value.code.startswith(f'make_lq: {gt / "a.png"}: ')
+    assert '\n' not in caught.value.code

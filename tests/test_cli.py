@@ -1,0 +1,234 @@
+"""The console command and the two scripts as programs: messages, statuses, interruption."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from runs import checkpoint, differences, rows
+
+import basicsr
+from basicsr import cli
+from basicsr.utils.options import OptionError
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run the console command in this process: (exit status, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, 'argv', ['/usr/bin/basicsr', *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path):
+    def call(opt, name='x.yml'):
+        (tmp_path / name).write_text(json.dumps(opt))
+        return name
+
+    return call
+
+
+def message(text):
+    """The last line of stderr, below the log of the run, without its time."""
+    assert 'Traceback' not in text
+    return re.sub(r'^[-\d]+ [:,\d]+ (?=ERROR)', '', text.splitlines()[-1])
+
+
+def test_without_a_command_or_with_another_one_the_usage_is_shown(command):
+    """Report B06."""
+    status, out, err = command('tran', '-opt', 'x.yml')
+    assert (status, out) == (2, '')
+    assert err.startswith('usage: basicsr COMMAND')
+    assert "error: unknown command 'tran'" in err
+    status, out, err = command()
+    assert (status, out) == (2, '')
+    assert err.startswith('usage: basicsr COMMAND')
+
+
+def test_help_is_no_error(command):
+    status, out, err = command('--help')
+    assert (status, err) == (0, '')
+    assert 'train    train a network' in out
+    status, out, err = command('train', '--help')
+    assert (status, err) == (0, '')
+    assert out.startswith('usage: basicsr train')
+    assert '--force_yml' in out
+
+
+def test_mistyped_flags_end_with_status_2(command):
+    for arguments in (['train'], ['test', '-opt', 'x.yml', '--launcher', 'mpi']):
+        status, _, err = command(*arguments)
+        assert status == 2
+        assert err.count('error: ') == 1
+
+
+def test_a_missing_option_file_is_one_line(run_program, tmp_path):
+    """Report B06."""
+    result = run_program('-m', 'basicsr.cli', 'train', '-opt', 'missing.yml')
+    assert result.returncode == 1
+    assert message(result.stderr) == f'ERROR: no option file missing.yml (looked in {tmp_path}).'
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ''
+
+
+def test_a_wrong_option_file_ends_with_status_2(command, write, train_opt):
+    status, _, err = command('train', '-opt', write(train_opt(train__total_iter='soon')))
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert 'x.yml:1: train.total_iter: input should be a valid integer' in err
+    status, _, err = command('test', '-opt', write(train_opt()))
+    assert status == 2
+    assert 'datasets.train: unknown phase' in err
+
+
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
+        ({'network_g__type': 'SRVGGNetCompakt'}, 'Did you mean SRVGGNetCompact?'),
+        ({'model_type': 'SRModell'}, 'Did you mean SRModel'),
+        ({'datasets__train__dataroot_lq': 'nowhere'}, 'nowhere'),
+        ({'path__pretrain_network_g': 'none.pth'}, 'no checkpoint file none.pth'),
+        ({'plugins': ['none']}, 'plugins: no folder'),
+    ],
+)
+def test_mistakes_in_options_are_one_message_with_status_1(
+    command, write, train_opt, change, expected
+):
+    """Reports B01 and B06."""
+    status, _, err = command('train', '-opt', write(train_opt(**change)))
+    assert status == 1
+    assert message(err).startswith('ERROR: ')
+    assert expected in message(err)
+
+
+def test_a_test_without_weights_is_refused(command, write, train_opt):
+    opt = train_opt()
+    opt['datasets'] = {'test': opt['datasets']['val']}
+    del opt['train']
+    status, _, err = command('test', '-opt', write(opt))
+    assert status == 1
+    assert 'path.pretrain_network_g names no weights' in message(err)
+
+
+def test_a_broken_image_in_a_worker_is_one_message(command, write, train_opt, tmp_path):
+    opt = train_opt(datasets__train__num_worker_per_gpu=1)
+    for file in (tmp_path / 'data/gt').iterdir():
+        file.write_bytes(file.read_bytes()[:40])
+    status, _, err = command('train', '-opt', write(opt))
+    assert status == 1
+    assert re.search(r'data/gt/000\d.png', message(err))
+
+
+def test_the_console_command_trains_where_it_is_called(command, write, train_opt, tmp_path):
+    opt = train_opt(train__total_iter=1)
+    status, _, err = command('train', '-opt', write(opt), '--force_yml', 'name=other')
+    assert status == 0
+    assert 'End of training' in err
+    assert rows(tmp_path / 'experiments/other')[0]['iter'] == 1
+
+
+# ---------------------------------------------------------------------------- run
+
+
+def run_failing(error):
+    def pipeline(root):
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        cli.run(pipeline, '.')
+    return stop.value.code
+
+
+def test_statuses_tell_what_went_wrong():
+    assert run_failing(OptionError('x.yml:1: wrong')) == 2
+    assert run_failing(FileNotFoundError('no such file')) == 1
+    assert run_failing(KeyboardInterrupt()) == 130
+
+
+@pytest.mark.parametrize('error', [ValueError('not ours'), RuntimeError('a bug'), KeyError('x')])
+def test_errors_that_nobody_foresaw_keep_their_traceback(error):
+    def pipeline(root):
+        raise error
+
+    with pytest.raises(type(error)):
+        cli.run(pipeline, '.')
+
+
+def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):
+    """Report F13."""
+    options = {'datasets__train__num_worker_per_gpu': 2, 'logger__save_checkpoint_freq': 5}
+    opt = train_opt(name='cut', train__total_iter=100_000, val__val_freq=None, **options)
+    log = (tmp_path / 'stderr.txt').open('w+')
+    program = subprocess.Popen(
+        [sys.executable, '-m', 'basicsr.cli', 'train', '-opt', write(opt)],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': basicsr.__path__[0] + '/..', 'OMP_NUM_THREADS': '1'},
+        stderr=log,
+        start_new_session=True,
+    )
+    states = tmp_path / 'experiments/cut/training_states'
+    deadline = time.monotonic() + 60
+    while not (states / '10.state').exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(program.pid, signal.SIGINT)
+    assert program.wait(timeout=30) == 130
+
+    log.seek(0)
+    lines = log.read().splitlines()
+    after = lines[max(i for i, line in enumerate(lines) if ' INFO: ' in line) + 1 :]
+    assert len(after) == 1, after
+    assert 'ERROR: Interrupted. Go on from the last saved state with --auto_resume.' in after[0]
+
+    total = max(int(state.stem) for state in states.glob('*.state')) + 2
+    folder = run(train_opt(name='cut', train__total_iter=total, **options), '--auto_resume')
+    whole = run(train_opt(name='whole', train__total_iter=total, **options))
+    for name in ('net_g_latest.pth', f'{total}.state'):
+        a, b = checkpoint(folder, name), checkpoint(whole, name)
+        a.pop('best_metric_results', None), b.pop('best_metric_results', None)
+        assert differences(a, b) == []
+
+
+# ---------------------------------------------------------------------------- the package alone
+
+
+def test_a_bare_copy_of_the_package_can_be_imported(tmp_path):
+    """Faults 1 and 16, reports A02 and A04."""
+    folder = tmp_path / 'basicsr'
+    shutil.copytree(basicsr.__path__[0], folder, ignore=shutil.ignore_patterns('__pycache__'))
+    for path in (*folder.rglob('*'), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    code = (
+        'import sys, basicsr\n'
+        'from basicsr.version import __gitsha__, __version__, version_info\n'
+        'assert basicsr.__version__ == __version__ == ".".join(map(str, version_info))\n'
+        'assert isinstance(__gitsha__, str)\n'
+        'assert not {"torch", "numpy", "cv2", "yaml"} & set(sys.modules)\n'
+        'print(basicsr.__file__)\n'
+    )
+    result = subprocess.run(
+        [sys.executable, '-S', '-c', code],  # -S: no installed package is seen
+        cwd=tmp_path,
+        env={'PYTHONPATH': str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    for path in (folder, *folder.rglob('*')):
+        path.chmod(0o755)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f'{folder}/__init__.py\n'
+    assert not list(folder.rglob('*.pyc')) or os.geteuid() == 0, 'root writes anywhere'

@@ -1,0 +1,127 @@
+"""Two processes on gloo: they train, validate and resume as one process does."""
+
+import json
+
+import pytest
+import torch
+from runs import checkpoint, differences, log_text, rows
+
+TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2')
+
+
+@pytest.fixture
+def two_val_opt(train_opt, image_pairs):
+    """Three validation images in one set, one in the other: shares are uneven, or empty."""
+    gt, lq = image_pairs('single', 1, (16, 20))
+
+    def make(**overrides):
+        opt = train_opt(val__save_img=True, **overrides)
+        opt['datasets']['val_2'] = dict(opt['datasets']['val'], dataroot_gt=gt, dataroot_lq=lq)
+        opt['val']['metrics']['ssim'] = {'type': 'calculate_ssim', 'crop_border': 2}
+        return opt
+
+    return make
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(opt):
+        file = tmp_path / f'{opt["name"]}.yml'
+        file.write_text(json.dumps(opt))
+        return str(file)
+
+    return write
+
+
+def test_two_processes_equal_one(run, run_program, two_val_opt, write, tmp_path, repository):
+    """Training, validation and exact resume on two processes, against one with twice the batch."""
+    bigger = {'datasets__train__batch_size_per_gpu': 4, 'datasets__train__dataset_enlarge_ratio': 2}
+    one = run(two_val_opt(name='one', **bigger), draw=True)
+    options = {'datasets__train__dataset_enlarge_ratio': 2}
+    whole, cut = (two_val_opt(name=name, **options) for name in ('whole', 'cut'))
+    test_opt = {key: whole[key] for key in ('model_type', 'scale', 'num_gpu', 'network_g', 'val')}
+    test_opt |= {'path': {'pretrain_network_g': str(one / 'models/net_g_6.pth')}}
+    sets = {key: value for key, value in whole['datasets'].items() if key != 'train'}
+    test_one, test_two = (dict(test_opt, name=name, datasets=sets) for name in ('t_one', 't_two'))
+    scores_one = run(test_one, pipeline='test')
+
+    plan = [
+        {'pipeline': 'train', 'argv': ['-opt', write(whole)], 'die_after': None},
+        {'pipeline': 'train', 'argv': ['-opt', write(cut)], 'die_after': 5},
+        {'pipeline': 'train', 'argv': ['-opt', write(cut), '--auto_resume'], 'die_after': None},
+        {'pipeline': 'test', 'argv': ['-opt', write(test_two)], 'die_after': None},
+    ]
+    (tmp_path / 'plan.json').write_text(json.dumps(plan))
+    program = repository / 'tests' / 'distributed_program.py'
+    result = run_program(*TORCHRUN, program, 'plan.json')
+    assert result.returncode == 0, result.stderr
+
+    whole, cut = tmp_path / 'experiments/whole', tmp_path / 'experiments/cut'
+    assert 'Processes: 2 (backend gloo)' in log_text(whole)
+    for name in ('net_g_latest.pth', '6.state'):
+        assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []
+    assert rows(whole) == rows(cut)
+
+    for key in ('params', 'params_ema'):
+        ours, theirs = (checkpoint(f, 'net_g_6.pth')[key] for f in (whole, one))
+        for name in theirs:
+            assert torch.allclose(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
+    for ours, theirs in zip(rows(whole), rows(one), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+    images = {p.relative_to(one) for p in one.rglob('*.png')}
+    assert images == {p.relative_to(whole) for p in whole.rglob('*.png')}
+    assert len([p for p in images if p.parts[0] == 'visualization']) == 2 * 3  # names are shared
+    scores_two = tmp_path / 'results/t_two/results.json'
+    one_text = (scores_one / 'results.json').read_text().replace('t_one', 't_two')
+    assert scores_two.read_text() == one_text
+
+
+def test_torchrun_alone_starts_the_training_script(
+    run_program, train_opt, write, tmp_path, repository
+):
+    opt = train_opt(train__total_iter=3)
+    result = run_program(
+        *TORCHRUN,
+        repository / 'basicsr/train.py',
+        '-opt',
+        write(opt),
+        '--force_yml',
+        f'path:experiments_root={tmp_path}',
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / 'tiny/models/net_g_latest.pth').is_file()
+    assert result.stderr.count('End of training') == 1, 'rank 0 alone speaks'
+
+
+FAILING = """
+from basicsr.data.paired_image_dataset import PairedImageDataset
+from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.registry import DATASET_REGISTRY
+
+
+@DATASET_REGISTRY.register()
+class FailingDataset(PairedImageDataset):
+    def __getitem__(self, index):
+        if get_dist_info()[0] == 1:
+            raise ValueError('this image is broken')
+        return super().__getitem__(index)
+"""
+
+
+def test_an_error_on_one_rank_ends_all(run_program, train_opt, write, tmp_path, repository):
+    """Report G02."""
+    (tmp_path / 'failing_dataset.py').write_text(FAILING)
+    opt = train_opt(plugins=['.'])
+    opt['datasets']['val']['type'] = 'FailingDataset'
+    result = run_program(
+        *TORCHRUN,
+        repository / 'basicsr/train.py',
+        '-opt',
+        write(opt),
+        '--force_yml',
+        f'path:experiments_root={tmp_path}',
+        timeout=60,
+    )
+    assert result.returncode != 0
+    assert 'this image is broken' in result.stderr

@@ -1,0 +1,173 @@
+"""The interface of upstream BasicSR 1.4.2: what is there, and how it can be called.
+
+``api.json`` holds upstream's public functions, classes and methods with their signatures, what its
+packages re-export, and what its registries hold. Left out are names that only its own files used:
+autograd functions of compiled code, and modules' imports of each other. ``import basicsr`` alone
+offers no such names here: it loads nothing.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+from inspect import Parameter
+from pathlib import Path
+
+import pytest
+
+from basicsr.utils import registry
+
+API = json.loads((Path(__file__).parent / 'api.json').read_text(encoding='utf-8'))
+
+# Parts that are not built yet; what has come to exist must go from here.
+MODULES_NOT_YET = {
+    'archs': """
+        basicvsr_arch basicvsrpp_arch dfdnet_arch dfdnet_util duf_arch edvr_arch hifacegan_arch
+        hifacegan_util inception spynet_arch stylegan2_arch stylegan2_bilinear_arch tof_arch
+        vgg_arch
+    """,
+    'data': """
+        degradations ffhq_dataset realesrgan_dataset realesrgan_paired_dataset reds_dataset
+        video_test_dataset vimeo90k_dataset
+    """,
+    'losses': 'gan_loss',
+    'metrics': 'fid',
+    'models': """
+        edvr_model esrgan_model hifacegan_model realesrgan_model realesrnet_model srgan_model
+        stylegan2_model video_base_model video_gan_model video_recurrent_gan_model
+        video_recurrent_model
+    """,
+    'ops': 'fused_act upfirdn2d',
+    'utils': 'diffjpeg download_util flow_util img_process_util plot_util',
+}
+
+NAMES_NOT_YET = {
+    'basicsr.losses': ['g_path_regularize', 'gradient_penalty_loss', 'r1_penalty'],
+    'basicsr.losses.basic_loss': ['PerceptualLoss'],
+    'basicsr.utils': ['DiffJPEG', 'USMSharp', 'usm_sharp'],
+}
+
+REGISTERED_NOT_YET = {
+    'DATASET_REGISTRY': """
+        FFHQDataset REDSDataset REDSRecurrentDataset RealESRGANDataset_basicsr
+        RealESRGANPairedDataset_basicsr VideoRecurrentTestDataset VideoTestDUFDataset
+        VideoTestDataset VideoTestVimeo90KDataset Vimeo90KDataset Vimeo90KRecurrentDataset
+    """,
+    'ARCH_REGISTRY': """
+        BasicVSR BasicVSRPlusPlus DFDNet DUF EDVR HiFaceGAN HiFaceGANDiscriminator IconVSR SpyNet
+        StyleGAN2Discriminator StyleGAN2Generator StyleGAN2GeneratorBilinear_basicsr TOFlow
+        VGGFeatureExtractor
+    """,
+    'MODEL_REGISTRY': """
+        EDVRModel ESRGANModel HiFaceGANModel RealESRGANModel_basicsr RealESRNetModel_basicsr
+        SRGANModel StyleGAN2Model VideoBaseModel VideoGANModel VideoRecurrentGANModel
+        VideoRecurrentModel
+    """,
+    'LOSS_REGISTRY': 'GANLoss MultiScaleGANLoss PerceptualLoss',
+    'METRIC_REGISTRY': '',
+}
+
+# Upstream's abstract method takes nothing, but every model's takes current_iter.
+OTHERWISE = {'basicsr.models.base_model:BaseModel.optimize_parameters': '(self, current_iter)'}
+
+
+EXISTING = [module for module in API['modules'] if importlib.util.find_spec(module) is not None]
+
+
+def problems(function, signature):
+    """Why a call that upstream's signature accepts may not be accepted, or mean something else."""
+    upstream = ast.parse(f'def f{signature.removeprefix("staticmethod ")}: pass').body[0].args
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = {parameter.kind for parameter in parameters}
+    takes_all = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD} <= kinds
+    named = [p for p in parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD]
+    required = len(upstream.args) - len(upstream.defaults)
+    for position, argument in enumerate(upstream.args):
+        if position >= len(named):
+            if not takes_all:
+                yield f'no parameter {argument.arg}'
+            continue
+        own = named[position]
+        if own.name != argument.arg:
+            yield f'parameter {position} is {own.name}, not {argument.arg}'
+        if position >= required:
+            yield from default_problems(own, upstream.defaults[position - required])
+    for own in parameters:
+        known = own in named[: len(upstream.args)] or own.kind in (
+            Parameter.VAR_POSITIONAL,
+            Parameter.VAR_KEYWORD,
+        )
+        if not known and own.default is Parameter.empty:
+            yield f'needs {own.name}'
+    if upstream.vararg and Parameter.VAR_POSITIONAL not in kinds:
+        yield 'no *args'
+    if upstream.kwarg and Parameter.VAR_KEYWORD not in kinds:
+        yield 'no **kwargs'
+
+
+def default_problems(own, upstream):
+    if own.default is Parameter.empty:
+        yield f'{own.name} has no default'
+        return
+    try:
+        value = ast.literal_eval(upstream)
+    except ValueError:
+        return  # a class or a function
+    if value != own.default:
+        yield f'{own.name} is {own.default!r} by default, not {value!r}'
+
+
+def test_modules_of_upstream_are_there_or_listed_as_not_yet_built():
+    missing = sorted(set(API['modules']) - set(EXISTING))
+    listed = [
+        f'basicsr.{p}.{name}' for p, names in MODULES_NOT_YET.items() for name in names.split()
+    ]
+    assert missing == sorted(listed)
+
+
+@pytest.mark.parametrize('module', EXISTING)
+def test_every_call_that_upstream_accepts_is_accepted(module):
+    names, found = vars(importlib.import_module(module)), {}
+    assert [name for name in API['modules'][module] if name not in names] == [
+        name for name in NAMES_NOT_YET.get(module, []) if name in API['modules'][module]
+    ]
+    for name, value in API['modules'][module].items():
+        if name not in names:
+            continue
+        calls = {name: value} if isinstance(value, str) else value
+        for call, signature in calls.items():
+            function = names[name] if isinstance(value, str) else getattr(names[name], call)
+            signature = OTHERWISE.get(f'{module}:{name}.{call}', signature)
+            found[f'{name}.{call}'] = list(problems(function, signature))
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize('package', API['exports'])
+def test_packages_export_what_upstreams_export(package):
+    module, not_yet = importlib.import_module(package), NAMES_NOT_YET.get(package, [])
+    assert [name for name in API['exports'][package] if not hasattr(module, name)] == not_yet
+
+
+@pytest.mark.parametrize('name', API['registries'])
+def test_registries_hold_the_names_of_upstream_with_their_suffixes(name):
+    known = getattr(registry, name).keys()
+    missing = [entry for entry in API['registries'][name] if entry not in known]
+    assert sorted(missing) == sorted(REGISTERED_NOT_YET[name].split())
+
+
+def test_differences_between_signatures_are_found():
+    def found(function, signature):
+        return list(problems(function, signature))
+
+    assert found(lambda a, b=1, *, c=2: 0, '(a, b=1)') == []
+    assert found(lambda *args, **kwargs: 0, '(a, b=1)') == []
+    assert found(lambda a, b=1: 0, '(a, b=1, *args, **kwargs)') == ['no *args', 'no **kwargs']
+    assert found(lambda b, a=2: 0, '(a, b=1)') == [
+        'parameter 0 is b, not a',
+        'parameter 1 is a, not b',
+        'a is 2 by default, not 1',
+    ]
+    assert found(lambda a, b: 0, '(a, b=1)') == ['b has no default']
+    assert found(lambda a, b, *, c: 0, '(a)') == ['needs b', 'needs c']
+    assert found(lambda a: 0, '(a, b=1)') == ['no parameter b']

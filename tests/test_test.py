@@ -1,0 +1,106 @@
+"""The test pipeline: names, scores, and what it refuses."""
+
+import json
+
+import cv2
+import pytest
+import torch
+from runs import log_text
+
+from basicsr.archs import build_network
+
+NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
+
+
+@pytest.fixture
+def test_opt(image_pairs, tmp_path):
+    """A minimal option dict of a test run with two sets."""
+    torch.save({'params': build_network(NET).state_dict()}, tmp_path / 'net.pth')
+    sets = {}
+    for key, name, size in (('test_2', 'small', (12, 16)), ('test_1', 'large', (24, 28))):
+        gt, lq = image_pairs(name, 2, size)
+        options = {'name': name, 'dataroot_gt': gt, 'dataroot_lq': lq}
+        sets[key] = {'type': 'PairedImageDataset', **options}
+    return {
+        'name': 'check',
+        'model_type': 'SRModel',
+        'scale': 2,
+        'num_gpu': 0,
+        'datasets': sets,
+        'network_g': NET,
+        'path': {'pretrain_network_g': 'net.pth'},
+        'val': {
+            'save_img': True,
+            'metrics': {'psnr': {'type': 'calculate_psnr', 'crop_border': 2}},
+        },
+    }
+
+
+def test_outputs_have_the_names_of_the_reference(run, test_opt):
+    folder = run(test_opt, pipeline='test')
+    images = {str(p.relative_to(folder / 'visualization')) for p in folder.rglob('*.png')}
+    assert images == {f'{s}/{i:04d}_check.png' for s in ('small', 'large') for i in range(2)}
+    test_opt['val']['suffix'] = 'x2'
+    folder = run(test_opt, pipeline='test')
+    assert (folder / 'visualization/small/0001_x2.png').is_file()
+    assert folder.parent.glob('check_archived_*'), 'the first results are kept'
+
+
+def test_sets_are_tested_in_the_order_of_their_keys_and_tabled(run, test_opt):
+    folder = run(test_opt, pipeline='test')
+    text = log_text(folder)
+    assert text.index('Testing large...') < text.index('Testing small...')
+    results = json.loads((folder / 'results.json').read_text())
+    psnr = results['sets']['small']['metrics']['psnr']
+    images = [scores['psnr'] for scores in results['sets']['small']['images'].values()]
+    assert psnr == pytest.approx(sum(images) / 2, rel=1e-12)
+    assert f'small       2{psnr:12.4f}' in text
+    assert results['metric_options'] == test_opt['val']['metrics']
+    assert results['weights'] == 'net.pth'
+
+
+def test_images_alone_are_enough(run, test_opt, image_pairs):
+    """Report H06: no GT, no metrics, no val section."""
+    lq = image_pairs('alone', 1, (12, 16))[1]
+    test_opt['datasets'] = {'test': {'type': 'SingleImageDataset', 'dataroot_lq': lq}}
+    del test_opt['val']
+    folder = run(test_opt, '--force_yml', 'val:save_img=true', pipeline='test')
+    saved = cv2.imread(str(folder / 'visualization/test/0000_check.png'))
+    assert saved.shape == (12, 16, 3)
+    assert json.loads((folder / 'results.json').read_text())['sets']['test']['metrics'] == {}
+
+
+def test_untrained_networks_are_refused_unless_meant(run, test_opt):
+    """Report H09."""
+    test_opt['path'] = {'pretrain_network_g': None}
+    with pytest.raises(ValueError, match=r'path\.random_weights'):
+        run(test_opt, pipeline='test')
+    test_opt['path']['random_weights'] = True
+    run(test_opt, pipeline='test')
+
+
+def test_the_log_names_the_weights_and_their_hash(run, test_opt, tmp_path):
+    """Report H09."""
+    import hashlib
+
+    digest = hashlib.sha256((tmp_path / 'net.pth').read_bytes()).hexdigest()[:8]
+    text = log_text(run(test_opt, pipeline='test'))
+    assert 'Loading SRVGGNetCompact model from net.pth' in text
+    assert f'sha256 {digest}' in text
+
+
+def test_gt_that_is_a_little_larger_is_cut_and_named(run, test_opt, tmp_path, image_pairs):
+    """Report H08."""
+    gt, lq = image_pairs('odd', 1, (100, 64), scale=4)
+    img = cv2.copyMakeBorder(cv2.imread(f'{gt}/0000.png'), 0, 1, 0, 3, cv2.BORDER_REPLICATE)
+    cv2.imwrite(f'{gt}/0000.png', img)
+    net = dict(NET, upscale=4)
+    torch.save({'params': build_network(net).state_dict()}, tmp_path / 'net.pth')
+    paired = {'type': 'PairedImageDataset', 'dataroot_gt': gt, 'dataroot_lq': lq}
+    test_opt |= {'scale': 4, 'network_g': net, 'datasets': {'test': paired}}
+    text = log_text(run(test_opt, pipeline='test'))
+    assert 'GT images are cut to 4 x LQ' in text
+    assert '(101x67 to 100x64)' in text
+    cv2.imwrite(f'{gt}/0000.png', cv2.copyMakeBorder(img, 0, 4, 0, 0, cv2.BORDER_REPLICATE))
+    with pytest.raises(ValueError, match=r'0000\.png \(105x67.*is not 4 times LQ .*\(25x16\)'):
+        run(test_opt, pipeline='test')

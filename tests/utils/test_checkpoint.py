@@ -1,0 +1,274 @@
+import errno
+import os
+import pickle
+from collections import Counter, OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from runs import checkpoint, differences
+from torch import nn
+
+from basicsr.models.base_model import BaseModel
+from basicsr.utils.checkpoint import (
+    atomic_path,
+    load_checkpoint,
+    remove_stale_temporaries,
+    save_checkpoint,
+    select_params,
+    strip_wrapper_prefixes,
+)
+
+STATE = {'conv.weight': torch.arange(4.0), 'conv.bias': torch.ones(1)}
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    content = {'params': STATE, 'iter': 3, 'milestones': Counter([1, 1]), 'best': -float('inf')}
+    save_checkpoint(content, tmp_path / 'x.pth')
+    assert differences(load_checkpoint(str(tmp_path / 'x.pth')), content) == []
+    assert os.listdir(tmp_path) == ['x.pth']
+
+
+@pytest.mark.parametrize('kind', [OSError, RuntimeError])
+def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path, monkeypatch, kind):
+    """Report F11; torch reports the failing write as a RuntimeError."""
+    path = tmp_path / 'net_g_latest.pth'
+    save_checkpoint({'params': STATE}, path)
+
+    def half(content, file):
+        file.write_bytes(path.read_bytes()[:100])
+        text = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, text) if kind is OSError else RuntimeError(text)
+
+    monkeypatch.setattr(torch, 'save', half)
+    monkeypatch.setattr('shutil.disk_usage', lambda _: type('Usage', (), {'free': 3 * 1024**2}))
+    with pytest.raises(OSError, match=rf'cannot write {path} \(free space: 3.0 MB\): .*No space'):
+        save_checkpoint({'params': {}}, path)
+    assert os.listdir(tmp_path) == ['net_g_latest.pth']
+    assert differences(load_checkpoint(path), {'params': STATE}) == []
+
+
+def test_an_interruption_leaves_the_old_file(tmp_path):
+    (tmp_path / 'x.txt').write_text('old')
+    with pytest.raises(KeyboardInterrupt), atomic_path(tmp_path / 'x.txt') as temporary:
+        temporary.write_text('ne')
+        raise KeyboardInterrupt
+    assert (tmp_path / 'x.txt').read_text() == 'old'
+    assert os.listdir(tmp_path) == ['x.txt']
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    path = tmp_path / 'none' / 'x.pth'
+    with pytest.raises(OSError, match=rf'cannot write {path} \(free space: none\)'):
+        save_checkpoint({}, path)
+
+
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / 'x.txt'
+    path.write_text('old')
+    with atomic_path(str(path)) as temporary:
+        assert temporary.parent == tmp_path, 'a rename works within one file system only'
+        temporary.write_text('new')
+        assert path.read_text() == 'old'
+    assert path.read_text() == 'new'
+
+
+def test_permissions_are_those_of_any_file_or_of_the_old_one(tmp_path):
+    path, plain = tmp_path / 'x.txt', tmp_path / 'plain.txt'
+    plain.touch()
+    for mode in (plain.stat().st_mode, 0o100640):
+        with atomic_path(path) as temporary:
+            temporary.touch()
+        assert path.stat().st_mode == mode
+        path.chmod(0o640)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    for name in ('.net_g_5.pth.123.tmp', 'net_g_5.pth', 'mine.tmp'):
+        (tmp_path / name).touch()
+    remove_stale_temporaries(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ['mine.tmp', 'net_g_5.pth']
+
+
+def test_a_run_goes_on_after_a_full_disk(run, train_opt, monkeypatch):
+    """Report F11: no half-written file, and a resume from the last whole pair."""
+    whole = run(train_opt(name='whole'))
+    save, opt = torch.save, train_opt(name='full')
+
+    def fill_up(content, file):
+        if 'net_g_4' in str(file):
+            file.write_bytes(b'half')
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, file)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r'net_g_4.pth \(free space'):
+        patch.setattr(torch, 'save', fill_up)
+        run(opt)
+    folder = run(opt, '--auto_resume')
+    for name in ('net_g_latest.pth', '6.state'):
+        assert differences(checkpoint(whole, name), checkpoint(folder, name)) == []
+    assert not list(folder.rglob('*.tmp'))
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+class Malicious:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
+    """Report F10."""
+    folder, path = tmp_path / 'made', tmp_path / 'evil.pth'
+    for save in (torch.save, lambda content, file: file.write_bytes(pickle.dumps(content, 2))):
+        save({'params': STATE, 'evil': Malicious(str(folder))}, path)
+        with pytest.raises(ValueError, match=f'cannot load {path}'):
+            load_checkpoint(path)
+        assert not folder.exists()
+
+
+def test_an_old_state_with_numpy_numbers_is_refused_with_advice(tmp_path):
+    """Report F10."""
+    torch.save({'best': np.float64(1.5)}, tmp_path / 'old.state')
+    with pytest.raises(ValueError, match=r'If you trust .*weights_only=False\) and save'):
+        load_checkpoint(tmp_path / 'old.state')
+
+
+def test_damaged_and_missing_files_are_named(tmp_path):
+    path = tmp_path / 'x.pth'
+    with pytest.raises(FileNotFoundError, match=f'no checkpoint file {path}'):
+        load_checkpoint(path)
+    save_checkpoint({'params': STATE}, path)
+    whole = path.read_bytes()
+    for content in (b'', b'no checkpoint', whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f'cannot load {path}: it is damaged'):
+            load_checkpoint(path)
+
+
+def kinds(value):
+    """Types of all values inside nested ones."""
+    if isinstance(value, dict):
+        return set().union(*map(kinds, value.keys()), *map(kinds, value.values()), {type(value)})
+    if isinstance(value, list | tuple):
+        return set().union(*map(kinds, value), {type(value)})
+    return {type(value)}
+
+
+def test_states_hold_tensors_and_plain_values_only(run, train_opt):
+    """Reports A08 and F10, with the record of best scores in the state."""
+    folder = run(train_opt(val__val_freq=2))
+    state = checkpoint(folder, '6.state')
+    assert state['best_metric_results']['val']['psnr']['iter'] in (2, 4)
+    plain = {int, float, bool, str, type(None), list, tuple, dict, torch.Tensor, Counter}
+    assert kinds(state) <= plain
+    assert kinds(checkpoint(folder, 'net_g_6.pth')) <= {str, dict, OrderedDict, torch.Tensor}
+
+
+# ---------------------------------------------------------------------------- layouts
+
+
+@pytest.mark.parametrize(
+    'prefix', ['', 'module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.module.']
+)
+def test_prefixes_of_wrappers_are_stripped_in_any_nesting(prefix):
+    """Report F08."""
+    wrapped = {prefix + key: value for key, value in STATE.items()}
+    assert strip_wrapper_prefixes(wrapped, STATE) == STATE
+
+
+def test_a_prefix_that_only_some_keys_have_stays():
+    state = {'module.a': 1, 'b': 2}
+    assert strip_wrapper_prefixes(state, {'x'}) == state
+    assert strip_wrapper_prefixes({}, {'x'}) == {}
+
+
+class ModuleNet(nn.Module):
+    """A network with a layer of its own called ``module``."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+
+
+@pytest.fixture
+def base_model(tmp_path):
+    path = {'models': str(tmp_path)}
+    return BaseModel({'num_gpu': 0, 'is_train': True, 'dist': False, 'path': path})
+
+
+@pytest.mark.parametrize('wrap', [lambda net: net, nn.DataParallel], ids=['bare', 'wrapped'])
+def test_a_net_with_an_attribute_module_is_saved_and_loaded(base_model, tmp_path, wrap):
+    """Fault 35."""
+    net, other = ModuleNet(), ModuleNet()
+    base_model.save_network(wrap(net), 'net_g', -1)
+    content = load_checkpoint(tmp_path / 'net_g_latest.pth')
+    assert list(content['params']) == ['module.weight', 'module.bias']
+    for prefix in ('', 'module.', '_orig_mod.module.'):
+        wrapped = {prefix + key: value for key, value in content['params'].items()}
+        save_checkpoint({'params': wrapped}, tmp_path / 'x.pth')
+        nn.init.zeros_(other.module.weight)
+        base_model.load_network(other, tmp_path / 'x.pth')
+        assert differences(dict(other.state_dict()), dict(net.state_dict())) == []
+
+
+OTHER = {'conv.weight': torch.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ('content', 'asked', 'used'),
+    [
+        ({'params': STATE}, None, 'params'),
+        ({'params': OTHER, 'params_ema': STATE}, None, 'params_ema'),
+        ({'state_dict': STATE, 'epoch': 3}, None, 'state_dict'),
+        (STATE, None, None),
+        ({'params': STATE, 'params_ema': OTHER}, 'params', 'params'),
+        ({'params': OTHER, 'params_ema': STATE}, 'params_ema', 'params_ema'),
+        ({'params': OTHER, 'mine': STATE}, 'mine', 'mine'),
+        (STATE, 'params', None),
+        ({'params': torch.ones(1)}, 'params', None),
+    ],
+)
+def test_the_state_dict_of_a_file_is_found(content, asked, used, caplog):
+    """Report F05."""
+    state, key = select_params(content, asked, 'x.pth')
+    assert state is (content if used is None else content[used])
+    assert key == used
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ('content', 'asked', 'used'),
+    [
+        ({'params': STATE}, 'params_ema', 'params'),
+        ({'params_ema': STATE, 'params': OTHER}, 'mine', 'params_ema'),
+        ({'state_dict': STATE}, 'params', 'state_dict'),
+    ],
+)
+def test_another_key_than_the_one_asked_for_is_named(content, asked, used, caplog):
+    """Report F05."""
+    assert select_params(content, asked, 'x.pth') == (content[used], used)
+    (record,) = caplog.records
+    keys = ', '.join(content)
+    message = f'Loading: x.pth has no key {asked}; using {used} (it has: {keys}).'
+    assert (record.levelname, record.message) == ('WARNING', message)
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ({'net': STATE, 'epoch': 3}, "no key 'params' .*its keys are net, epoch. Set path.param"),
+        ({}, "has no key 'params'"),
+        ([1, 2], 'holds a list; a state dict is needed'),
+    ],
+)
+def test_a_file_without_a_state_dict_is_refused(content, message):
+    with pytest.raises(ValueError, match=f'x.pth .*{message}|x.pth {message}'):
+        select_params(content, 'params', 'x.pth')

@@ -1,0 +1,149 @@
+import json
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from golden import recipe
+from matplotlib.figure import Figure
+
+from basicsr.utils import figures
+from basicsr.utils.figures import enlarge, side_by_side, write_comparison, write_curves
+from basicsr.utils.matlab_functions import imresize
+
+
+@pytest.fixture
+def panel():
+    gt = recipe.det_image('gt', 24, 32, 3)
+    return {
+        'name': 'one',
+        'lq': recipe.box_down(gt, 2),
+        'result': recipe.add_noise(gt, 'noise', 5),
+        'gt': gt,
+    }
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are written, in place of files."""
+    kept = []
+    monkeypatch.setattr(figures, '_write', lambda figure, path: kept.append(figure))
+    return kept
+
+
+def test_enlargement_is_bicubic(panel):
+    large = enlarge(panel['lq'], (24, 32))
+    exact = imresize(panel['lq'].astype(np.float64), 2)
+    assert large.dtype == np.uint8
+    assert np.abs(large - exact.clip(0, 255)).max() <= 0.5 + 1e-6
+    mse = np.mean((large.astype(float) - panel['gt']) ** 2)
+    nearest = cv2.resize(panel['lq'], (32, 24), interpolation=cv2.INTER_NEAREST)
+    assert mse < np.mean((nearest.astype(float) - panel['gt']) ** 2)
+
+
+def test_enlargement_takes_any_size(panel):
+    assert enlarge(panel['gt'], (24, 32)) is panel['gt']
+    assert enlarge(panel['lq'], (25, 31)).shape == (25, 31, 3)
+    flat = np.full((5, 4), 255, np.uint8)
+    assert np.array_equal(enlarge(flat, (10, 12)), np.full((10, 12), 255))
+
+
+def test_results_stand_side_by_side_in_rgb(panel):
+    image = side_by_side(panel)
+    assert (image.shape, image.dtype) == ((24, 96, 3), np.uint8)
+    assert np.array_equal(image[::2, :32:2], panel['lq'][..., ::-1])
+    assert np.array_equal(image[:, 32:64], panel['result'][..., ::-1])
+    assert np.array_equal(image[:, 64:], panel['gt'][..., ::-1])
+
+
+def test_without_gt_there_are_two_and_grey_is_shown_grey(panel):
+    del panel['gt']
+    panel['result'] = panel['result'][..., 0]
+    panel['lq'] = panel['lq'][..., :1]
+    image = side_by_side(panel)
+    assert image.shape == (24, 64, 3)
+    assert np.array_equal(image[:, 32:, 1], panel['result'])
+
+
+def test_a_comparison_has_scores_of_bicubic_and_of_the_result(panel, drawn):
+    def score(images, name):
+        return {'psnr': cv2.PSNR(images['result'], images['gt']), 'ssim': 0.5}
+
+    write_comparison('x.png', [panel, dict(panel, name='two')], score)
+    axes = drawn[0].axes
+    bicubic = enlarge(panel['lq'], (24, 32))
+    captions = [
+        f'bicubic\nPSNR {cv2.PSNR(bicubic, panel["gt"]):.2f} dB  SSIM 0.5000',
+        f'result\nPSNR {cv2.PSNR(panel["result"], panel["gt"]):.2f} dB  SSIM 0.5000',
+    ]
+    assert [a.get_title() for a in axes] == [
+        *captions,
+        'one (ground truth)\n',
+        *captions,
+        'two (ground truth)\n',
+    ]
+    shown = [axis.images[0].get_array() for axis in axes[:3]]
+    for image, expected in zip(shown, (bicubic, panel['result'], panel['gt']), strict=True):
+        assert np.array_equal(image, expected[..., ::-1])
+
+
+def test_a_comparison_without_gt_has_two_columns(panel, drawn):
+    del panel['gt']
+    write_comparison('x.png', [panel], lambda images, name: {})
+    assert [axis.get_title() for axis in drawn[0].axes] == ['bicubic\n', 'result\n']
+
+
+def test_a_comparison_is_a_png_file(panel, tmp_path):
+    write_comparison(tmp_path / 'x.png', [panel], lambda images, name: {'niqe': 4.0})
+    assert [path.name for path in tmp_path.iterdir()] == ['x.png']
+    height, width = cv2.imread(str(tmp_path / 'x.png')).shape[:2]
+    assert width > 2 * height
+
+
+ROWS = [
+    {'iter': 10, 'losses/l_pix': 0.5, 'losses/l_gan': 2.0, 'lr': 1e-3, 'time/data': 0.1},
+    {'iter': 20, 'losses/l_pix': 0.25, 'lr': 1e-3},
+    {'iter': 20, 'metrics/Set5/psnr': 30.0, 'metrics/Set5/ssim': 0.8, 'metrics/B100/psnr': 27.0},
+    {'iter': 30, 'metrics/Set5/psnr': 31.0, 'metrics/Set5/ssim': 0.85, 'metrics/B100/psnr': 28.0},
+]
+
+
+@pytest.fixture
+def metrics_file(tmp_path):
+    def write(rows):
+        path = tmp_path / 'metrics.jsonl'
+        path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        return path
+
+    return write
+
+
+def test_curves_are_drawn_by_kind(metrics_file, drawn):
+    assert write_curves('x.png', metrics_file(ROWS)) is True
+    plots = {
+        axis.get_title(): {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+        for axis in drawn[0].axes
+    }
+    assert plots == {
+        'loss': {'l_pix': [[10, 0.5], [20, 0.25]], 'l_gan': [[10, 2.0]]},
+        'psnr': {'Set5': [[20, 30], [30, 31]], 'B100': [[20, 27], [30, 28]]},
+        'ssim': {'Set5': [[20, 0.8], [30, 0.85]]},
+    }
+    assert [axis.get_yscale() for axis in drawn[0].axes] == ['log', 'linear', 'linear']
+
+
+def test_without_values_nothing_is_drawn(metrics_file, drawn):
+    assert write_curves('x.png', metrics_file([{'iter': 1, 'lr': 1e-3}])) is False
+    assert write_curves('x.png', metrics_file([])) is False
+    assert drawn == []
+
+
+def test_curves_are_a_png_file(metrics_file, tmp_path):
+    write_curves(str(tmp_path / 'x.png'), metrics_file(ROWS[2:3]))
+    assert cv2.imread(str(tmp_path / 'x.png')).shape == (380, 1000, 3)
+
+
+def test_no_display_is_needed(metrics_file, drawn, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.pyplot', None)
+    assert write_curves('x.png', metrics_file(ROWS))
+    assert type(drawn[0]) is Figure
