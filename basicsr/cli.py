@@ -1,5 +1,6 @@
 """The console command: ``basicsr train -opt FILE``, ``basicsr test -opt FILE``."""
 
+import argparse
 import re
 import sys
 import traceback
@@ -14,6 +15,7 @@ USAGE = """usage: basicsr COMMAND -opt FILE [flags]
 commands:
   train    train a network from an option file
   test     run a trained network on images, and score it
+  cache    list the caches of decoded images; `basicsr cache clear` removes them
 
 basicsr COMMAND --help lists the flags."""
 
@@ -24,6 +26,9 @@ def main() -> None:
     if command in ('-h', '--help'):
         sys.stdout.write(f'{USAGE}\n')
         sys.exit(0)
+    if command == 'cache':
+        manage_caches(sys.argv[2:])
+        return
     if command not in ('train', 'test'):
         sys.stderr.write(f"{USAGE}\nbasicsr: error: unknown command '{command}'\n")
         sys.exit(2)
@@ -34,6 +39,26 @@ def main() -> None:
     else:
         from basicsr.test import test_pipeline as pipeline
     run(pipeline, Path.cwd())
+
+
+def manage_caches(arguments: list[str]) -> None:
+    """``basicsr cache [list|clear] [--folder FOLDER]``."""
+    parser = argparse.ArgumentParser(prog='basicsr cache', description=manage_caches.__doc__)
+    parser.add_argument('action', nargs='?', choices=['list', 'clear'], default='list')
+    parser.add_argument('--folder', help='folder named by datasets.*.cache; default: that of auto')
+    args = parser.parse_args(arguments)
+    from basicsr.data.image_cache import clear_caches, default_root, list_caches
+    from basicsr.utils.misc import sizeof_fmt
+
+    root = args.folder or default_root()
+    if args.action == 'clear':
+        sys.stdout.write(f'{sizeof_fmt(clear_caches(root))} freed in {root}\n')
+        return
+    caches = list_caches(root)
+    for cache in caches:
+        about = f'{cache["images"]} {cache["kind"]} images, first {cache["first"]}'
+        sys.stdout.write(f'{sizeof_fmt(cache["size"]):>10}  {cache["folder"]}  {about}\n')
+    sys.stdout.write(f'{len(caches)} caches in {root}\n')
 
 
 def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
@@ -72,7 +97,9 @@ def _message_for_users(error: Exception) -> str | None:
         source = traceback.extract_tb(error.__traceback__)[-1].filename
     ours = Path(source).resolve().is_relative_to(_PACKAGE)
     on_purpose = isinstance(error, KeyError | ValueError | TypeError | ImportError | AssertionError)
-    return message if ours and on_purpose and ' ' in message else None
+    if not (ours and on_purpose and ' ' in message):
+        return None
+    return '\n'.join([message, *getattr(error, '__notes__', [])])
 
 
 def _close_process_group() -> None:

@@ -57,7 +57,7 @@ def test_pipeline(root_path: str | Path) -> None:
         logger.info('Testing %s...', name)
         model.validation(loader, opt['name'], None, opt['val']['save_img'])
         results[name] = {
-            'metrics': dict(model.metric_results),
+            'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
         }
     if opt['rank'] == 0:

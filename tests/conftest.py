@@ -18,8 +18,9 @@ from basicsr.utils import registry
 
 
 @pytest.fixture(autouse=True)
-def _clean_process(monkeypatch):
+def _clean_process(monkeypatch, tmp_path_factory):
     """The same seeds for every test; no process group, handler or launcher is left behind."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.getbasetemp() / 'cache'))
     path = sys.path[:]
     for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'):
         monkeypatch.delenv(name, raising=False)

@@ -232,3 +232,19 @@ def test_a_bare_copy_of_the_package_can_be_imported(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout == f'{folder}/__init__.py\n'
     assert not list(folder.rglob('*.pyc')) or os.geteuid() == 0, 'root writes anywhere'
+
+
+def test_caches_are_listed_and_cleared_by_a_command(tmp_path, monkeypatch, capsys):
+    from basicsr import cli
+    from basicsr.data.image_cache import ImageCache
+
+    ImageCache(tmp_path, ['/data/a.png', '/data/b.png'])
+    monkeypatch.setattr(sys, 'argv', ['basicsr', 'cache', '--folder', str(tmp_path)])
+    cli.main()
+    out = capsys.readouterr().out
+    assert '2 color images, first /data/a.png' in out
+    assert out.endswith(f'1 caches in {tmp_path}\n')
+    monkeypatch.setattr(sys, 'argv', ['basicsr', 'cache', 'clear', '--folder', str(tmp_path)])
+    cli.main()
+    assert '64.0 B freed' in capsys.readouterr().out
+    assert not list(tmp_path.glob('*/pixels.bin'))

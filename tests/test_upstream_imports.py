@@ -138,7 +138,6 @@ def test_a_project_in_the_style_of_upstream_tests_its_checkpoint(run, handwritte
     assert 'psnr: ' in log_text(run(test_opt, pipeline='test'))
 
 
-@pytest.mark.xfail(strict=True, reason='BaseModel begins with metric_results, though empty ones')
 def test_a_project_that_starts_its_scores_only_once_validates(run, handwritten_opt):
     logged = rows(run(handwritten_opt('OnceStartedModel')))
     assert [row['iter'] for row in logged if 'metrics/val/psnr' in row] == [1, 2]

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
-from basicsr.utils.file_client import FileClient
+from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
 
+from .image_cache import open_cache
 from .transforms import mod_crop, normalize
 
 logger = logging.getLogger(__name__)
@@ -273,6 +274,51 @@ def read_image(
     return img if img.ndim == 3 else img[..., None]
 
 
+class ImageReader:
+    """Reads the images of one list, from their files or from a cache of decoded images.
+
+    Args:
+        client: Where the paths are file names or keys.
+        paths: The images.
+        client_key: Which database of an LMDB client.
+        color: As in ``read_image``; for 'y' colour images are read.
+        cache: 'auto', 'off' or a folder, as the option ``cache`` of a dataset.
+        what: The images, for the log.
+        alpha_seen: As in ``read_image``.
+    """
+
+    def __init__(
+        self,
+        client: FileClient,
+        paths: Sequence[str],
+        client_key: str = 'default',
+        color: str | None = None,
+        cache: str | bool = 'off',
+        what: str = 'images',
+        alpha_seen: SharedFlag | None = None,
+    ):
+        self._client, self._key, self._color = client, client_key, color
+        self._alpha_seen = SharedFlag() if alpha_seen is None else alpha_seen
+        self._cache = None
+        backend = client.client
+        # A memcached server does not tell when an image has changed.
+        if cache not in ('off', False) and isinstance(backend, HardDiskBackend | LmdbBackend):
+            location = backend.location(client_key)
+            sources = [os.path.join(location, path) for path in paths]
+            self._cache = open_cache(cache, sources, 'gray' if color == 'gray' else 'color', what)
+
+    def __call__(self, index: int, path: str) -> np.ndarray:
+        """Image ``index`` of the list, (h, w, c) BGR in uint8 or uint16; it may be read-only."""
+        if self._cache is None:
+            return read_image(self._client, path, self._key, self._color, self._alpha_seen)
+        stamp = self._client.client.stamp(path, self._key)
+        img = self._cache.get(index, stamp)
+        if img is None:
+            img = read_image(self._client, path, self._key, self._color, self._alpha_seen)
+            self._cache.put(index, stamp, img)
+        return img
+
+
 def as_float(img: np.ndarray, color: str | None = None) -> np.ndarray:
     """A stored image as float32 in [0, 1], (h, w, c); with ``color`` 'y' its luma by BT.601."""
     white = np.iinfo(img.dtype).max if np.issubdtype(img.dtype, np.integer) else 1
@@ -287,8 +333,17 @@ def image_tensor(
     mean: list[float] | None = None,
     std: list[float] | None = None,
 ) -> Tensor:
-    """A stored image as tensor (c, h, w), RGB in [0, 1], or its luma; normalised if asked."""
-    tensor = img2tensor(as_float(img, color))
+    """A stored image, or a view of a part of it, as tensor (c, h, w), RGB in [0, 1], or its luma.
+
+    Args:
+        mean, std: Normalisation per channel, if wanted.
+    """
+    if color == 'y' or img.dtype != np.uint8:
+        tensor = img2tensor(as_float(img, color))
+    else:  # the same values, with the one strided pass over bytes instead of floats
+        planes = img.transpose(2, 0, 1)
+        planes = planes[::-1] if len(planes) == 3 else planes
+        tensor = torch.from_numpy(np.ascontiguousarray(planes)).float().div_(255)
     return tensor if mean is None or std is None else normalize(tensor, mean, std)
 
 

@@ -10,6 +10,7 @@ from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import (
+    ImageReader,
     PathTable,
     SharedFlag,
     check_image_options,
@@ -17,9 +18,8 @@ from .data_util import (
     paired_paths_from_folder,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
-    read_image,
 )
-from .transforms import augment, paired_random_crop
+from .transforms import draw_orientation, paired_random_crop, turn
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class PairedImageDataset(Dataset):
             * ``filename_tmpl``: LQ base name from the GT base name; default '{}';
             * ``recursive``: pair sub-folders too; default false;
             * ``color``: 'y' or 'gray' for one channel; default three;
+            * ``cache``: 'auto', 'off' (default) or a folder, see ``image_cache``;
             * ``mean``, ``std``: optional normalisation, per channel;
             * ``phase``: 'train', 'val' or 'test'; ``scale``: GT size / LQ size;
             * in training ``gt_size``, the side of the GT crop, ``use_hflip``, ``use_rot``, and
@@ -63,7 +64,8 @@ class PairedImageDataset(Dataset):
                 raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
         self.paths = PathTable(self._find_pairs(opt))
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
-        self._alpha_seen, self._cut_seen = SharedFlag(), SharedFlag()
+        self._read_gt, self._read_lq = self._readers(opt)
+        self._cut_seen = SharedFlag()
         self._warn_of_equal_folders()
 
     def _find_pairs(self, opt: dict) -> list[dict[str, str]]:
@@ -93,19 +95,36 @@ class PairedImageDataset(Dataset):
             backend.update(db_paths=[self.lq_folder, self.gt_folder], client_keys=['lq', 'gt'])
         return FileClient(backend.pop('type'), **backend)
 
+    def _readers(self, opt: dict) -> list[ImageReader]:
+        alpha_seen, name = SharedFlag(), opt.get('name', self.phase)
+        return [
+            ImageReader(
+                self.file_client,
+                [pair[f'{key}_path'] for pair in self.paths],
+                key,
+                self.color,
+                opt.get('cache', 'off'),
+                f'{name} ({key})',
+                alpha_seen,
+            )
+            for key in ('gt', 'lq')
+        ]
+
     def _warn_of_equal_folders(self) -> None:
         if self.gt_folder == self.lq_folder and self.filename_tmpl == '{}':
             logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         pair = self.paths[index]
-        gt, lq = self._read(pair, 'gt'), self._read(pair, 'lq')
+        gt = self._read_gt(index, pair['gt_path'])
+        lq = self._read_lq(index, pair['lq_path'])
         if self.phase == 'train':
             self._check_sizes(gt, lq, pair)
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
-            gt, lq = augment([gt, lq], self.use_hflip, self.use_rot)
+            orientation = draw_orientation(self.use_hflip, self.use_rot)
+            gt, lq = turn(gt, orientation), turn(lq, orientation)
         else:
             gt = self._cut(gt, lq, pair)
         # Only now: a crop is cheaper to convert than the image.
@@ -114,10 +133,6 @@ class PairedImageDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def _read(self, pair: dict[str, str], key: str) -> np.ndarray:
-        path = pair[f'{key}_path']
-        return read_image(self.file_client, path, key, self.color, self._alpha_seen)
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: dict[str, str]) -> np.ndarray:
         """GT without the rows and columns that did not make a whole LQ pixel."""

@@ -10,14 +10,13 @@ from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import (
+    ImageReader,
     PathTable,
-    SharedFlag,
     check_image_options,
     image_tensor,
     names_from_meta_info_file,
     paths_from_folder,
     paths_from_lmdb,
-    read_image,
 )
 
 
@@ -28,7 +27,7 @@ class SingleImageDataset(Dataset):
     Args:
         opt: Options with the keys ``dataroot_lq`` (a folder, a list of folders, or an LMDB) and
             optionally ``io_backend``, ``meta_info_file`` (names, one a line), ``recursive``,
-            ``color``, ``mean``, ``std``, as for PairedImageDataset.
+            ``color``, ``cache``, ``mean``, ``std``, as for PairedImageDataset.
 
     An item is ``{'lq', 'lq_path'}``: a float32 RGB tensor (c, h, w) in [0, 1].
     """
@@ -49,7 +48,8 @@ class SingleImageDataset(Dataset):
             raise ValueError(f'no images in {self.lq_folder}.')
         self.paths = PathTable(paths)
         self.file_client = FileClient(backend.pop('type'), **backend)
-        self._alpha_seen = SharedFlag()
+        cache, name = opt.get('cache', 'off'), opt.get('name', 'images')
+        self._read = ImageReader(self.file_client, paths, 'lq', self.color, cache, name)
 
     def _find_files(self, opt: dict) -> list[str]:
         folders = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
@@ -61,8 +61,7 @@ class SingleImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         path = self.paths[index]
-        img = read_image(self.file_client, path, 'lq', self.color, self._alpha_seen)
-        lq = image_tensor(img, self.color, self.mean, self.std)
+        lq = image_tensor(self._read(index, path), self.color, self.mean, self.std)
         return {'lq': lq, 'lq_path': path}
 
     def __len__(self) -> int:

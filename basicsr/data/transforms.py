@@ -97,28 +97,38 @@ def augment(
     Returns:
         The images, a list where several were given; then the flows, if given; then the status.
     """
-    hflip = hflip and random.random() < 0.5
-    vflip = rotation and random.random() < 0.5
-    rot90 = rotation and random.random() < 0.5
-
-    def turn(img: np.ndarray) -> np.ndarray:
-        img = img[:, ::-1] if hflip else img
-        img = img[::-1] if vflip else img
-        img = img.swapaxes(0, 1) if rot90 else img
-        return np.ascontiguousarray(img)
+    orientation = draw_orientation(hflip, rotation)
 
     def turn_flow(flow: np.ndarray) -> np.ndarray:
-        flow = turn(flow) * np.array([-1 if hflip else 1, -1 if vflip else 1], flow.dtype)
-        return np.ascontiguousarray(flow[..., ::-1]) if rot90 else flow
+        hflip, vflip, rot90 = orientation
+        signs = np.array([-1 if hflip else 1, -1 if vflip else 1], flow.dtype)
+        flow = turn(flow, orientation) * signs
+        return np.ascontiguousarray(flow[..., ::-1] if rot90 else flow)
 
     imgs = imgs if isinstance(imgs, list) else [imgs]
-    result = [_unwrap([turn(img) for img in imgs])]
+    result = [_unwrap([np.ascontiguousarray(turn(img, orientation)) for img in imgs])]
     if flows is not None:
         flows = flows if isinstance(flows, list) else [flows]
         result.append(_unwrap([turn_flow(flow) for flow in flows]))
     if return_status:
-        result.append((hflip, vflip, rot90))
+        result.append(orientation)
     return tuple(result) if len(result) > 1 else result[0]
+
+
+def draw_orientation(hflip: bool, rotation: bool) -> tuple[bool, bool, bool]:
+    """Draw (hflip, vflip, rot90) as for ``augment``."""
+    hflip = hflip and random.random() < 0.5
+    vflip = rotation and random.random() < 0.5
+    rot90 = rotation and random.random() < 0.5
+    return hflip, vflip, rot90
+
+
+def turn(img: np.ndarray, orientation: tuple[bool, bool, bool]) -> np.ndarray:
+    """A view of ``img`` (h, w, …) in the orientation (hflip, vflip, rot90)."""
+    hflip, vflip, rot90 = orientation
+    img = img[:, ::-1] if hflip else img
+    img = img[::-1] if vflip else img
+    return img.swapaxes(0, 1) if rot90 else img
 
 
 def img_rotate(

@@ -43,7 +43,11 @@ class BaseModel:
         optimizers, schedulers: In the order in which a training state stores them.
         log_dict: Scalars of the last step, as tensors on the device.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
+        metric_results: Scores of the last validation; there only after one, since models with a
+            loop of their own ask for that.
     """
+
+    metric_results: dict[str, float]
 
     def __init__(self, opt: dict):
         self.opt = opt
@@ -53,7 +57,6 @@ class BaseModel:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.log_dict: Mapping[str, Any] = OrderedDict()
         self.samples_seen = 0
-        self.metric_results: dict[str, float] = {}
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
     # ------------------------------------------------------------------ for subclasses to define

@@ -4,10 +4,14 @@ The clients hold paths only, so a dataset that owns one travels to worker proces
 """
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+# Size and modification time, in ns.
+Stamp = tuple[int, int]
 
 
 class BaseStorageBackend:
@@ -22,6 +26,15 @@ class BaseStorageBackend:
 
 class HardDiskBackend(BaseStorageBackend):
     """Files of a file system."""
+
+    def location(self, client_key: str = 'default') -> str:
+        """Folder that relative names start from."""
+        return os.getcwd()
+
+    def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
+        """What changes when the content of a file does."""
+        status = os.stat(filepath)
+        return status.st_size, status.st_mtime_ns
 
     def get(self, filepath: str | Path) -> bytes:
         return Path(filepath).read_bytes()
@@ -94,6 +107,15 @@ class LmdbBackend(BaseStorageBackend):
         database = _open_lmdb(self.db_paths[client_key], **self._options)
         with database.begin(write=False) as transaction:
             return transaction.get(str(filepath).encode())
+
+    def location(self, client_key: str = 'default') -> str:
+        """Folder of the database."""
+        return self.db_paths[client_key]
+
+    def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
+        """What changes when the content of the database does."""
+        status = os.stat(os.path.join(self.db_paths[client_key], 'data.mdb'))
+        return status.st_size, status.st_mtime_ns
 
 
 @functools.cache

@@ -86,7 +86,7 @@ class DatasetOptions(Section):
     has_component = True
     also_known = (
         'phase scale dataroot_gt dataroot_lq io_backend meta_info_file meta_info filename_tmpl '
-        'recursive gt_size pad_small use_hflip use_rot color mean std'
+        'recursive gt_size pad_small use_hflip use_rot color mean std cache'
     )
 
     name: str = Field('', description='used in log lines and result folders; default: the key')
@@ -109,6 +109,7 @@ class TrainDatasetOptions(DatasetOptions):
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
         None, description='cpu: a thread keeps batches ready; cuda: also copies them ahead'
     )
+    cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
     num_prefetch_queue: int = Field(1, ge=1, description='batches kept ready by prefetch_mode cpu')
 
 

@@ -1,0 +1,223 @@
+"""Decode once: decoded images in a file of raw pixels that is mapped into memory.
+
+A cache is a folder with two files: ``pixels.bin`` holds images one after the other, each behind a
+header that says what it is; ``offsets.bin`` says where in it each image of the list starts, 0 for
+those not there yet. Images are added when they are first read. An offset is written after its
+pixels, so a process killed at any moment leaves nothing behind that is served; two processes that
+add the same image at once add it twice, and either copy is right.
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from basicsr.utils.file_client import Stamp
+from basicsr.utils.misc import sizeof_fmt
+
+logger = logging.getLogger(__name__)
+
+# magic, number of the image, size and time of its source, height, width, channels, bytes a value
+_HEADER = struct.Struct('<8sQqqIIII')
+_MAGIC = b'basicsr2'
+_ALIGN = 64  # of headers and pixels
+
+
+def default_root() -> Path:
+    """Where caches are kept unless an option names a folder."""
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'basicsr' / 'images'
+
+
+def open_cache(
+    option: str | bool, sources: Sequence[str], kind: str, what: str
+) -> 'ImageCache | None':
+    """The cache that the option ``cache`` of a dataset asks for, unless it is 'off'.
+
+    Args:
+        option: 'auto': in the user's cache folder, as long as it takes at most half of the disk's
+            free space, and not at all if that folder cannot be written; otherwise a folder.
+        sources: Full names of the images.
+        kind: How they are decoded.
+        what: The images, for the log.
+    """
+    automatic = option in ('auto', True)
+    try:
+        if automatic:
+            cache = ImageCache(default_root(), sources, kind, share=0.5)
+        else:
+            cache = ImageCache(str(option), sources, kind)
+    except OSError as error:
+        if not automatic:
+            raise
+        logger.warning('No image cache, images are decoded each time: %s', error)
+        return None
+    logger.info('Image cache of %s: %s', what, cache)
+    return cache
+
+
+class ImageCache:
+    """The decoded images of one list of sources.
+
+    Processes and runs with the same list share it.
+
+    Args:
+        root: Folder of caches.
+        sources: Absolute paths or keys, one per image.
+        kind: How they are decoded, such as 'color'.
+        share: Largest part of the disk's free space to take; None for no limit.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        sources: Sequence[str],
+        kind: str = 'color',
+        share: float | None = None,
+    ):
+        digest = hashlib.blake2b(kind.encode(), digest_size=10)
+        for source in sources:
+            digest.update(b'\0' + source.encode())
+        self.folder = Path(root).expanduser().resolve() / digest.hexdigest()
+        self.count = len(sources)
+        self.share = share
+        self._full = False
+        self._open = False
+        self._prepare(sources, kind)
+
+    def __str__(self) -> str:
+        there = int(np.count_nonzero(np.fromfile(self.folder / 'offsets.bin', np.uint64)))
+        size = sizeof_fmt((self.folder / 'pixels.bin').stat().st_size)
+        limit = f', takes {self.share:.0%} of the free space at most' if self.share else ''
+        return f'{there} of {self.count} images are decoded in {self.folder} ({size}{limit})'
+
+    def _prepare(self, sources: Sequence[str], kind: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / 'lock'):
+            about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
+            (self.folder / 'about.json').write_text(json.dumps(about), encoding='utf-8')
+            with (self.folder / 'offsets.bin').open('ab') as file:
+                file.truncate(8 * self.count)
+            with (self.folder / 'pixels.bin').open('ab') as file:
+                if file.tell() == 0:
+                    file.write(_MAGIC.ljust(_ALIGN, b'\0'))
+
+    def get(self, index: int, stamp: Stamp) -> np.ndarray | None:
+        """The image as a read-only view (h, w, c) of the file, or None if it is not there.
+
+        Args:
+            stamp: Size and modification time of the source now; another one than that of the
+                decoded image means that it has changed.
+        """
+        if not self._open:
+            self._map()
+        offset = int(self._offsets[index])
+        if offset == 0 or not self._reaches(offset + _HEADER.size):
+            return None
+        magic, number, *saved, height, width, channels, itemsize = _HEADER.unpack_from(
+            self._pixels, offset
+        )
+        if magic != _MAGIC or number != index or tuple(saved) != stamp:
+            return None
+        values = height * width * channels
+        if not self._reaches(offset + _ALIGN + values * itemsize):
+            return None
+        dtype = np.uint8 if itemsize == 1 else np.uint16
+        flat = np.frombuffer(self._pixels, dtype, values, offset + _ALIGN)
+        return flat.reshape(height, width, channels)
+
+    def put(self, index: int, stamp: Stamp, img: np.ndarray) -> None:
+        """Add an image (h, w, c); without space, or of other than 8 or 16 bits, it is left out."""
+        if self._full or img.dtype not in (np.uint8, np.uint16):
+            return
+        if not self._open:
+            self._map()
+        header = _HEADER.pack(_MAGIC, index, *stamp, *img.shape, img.itemsize)
+        data = header.ljust(_ALIGN, b'\0') + np.ascontiguousarray(img).tobytes()
+        with FileLock(self.folder / 'lock'):
+            file = os.open(self.folder / 'pixels.bin', os.O_RDWR)
+            try:
+                end = os.fstat(file).st_size
+                if not self._has_room(end, len(data)):
+                    return
+                offset = -(-end // _ALIGN) * _ALIGN
+                if not _write(file, data, offset):
+                    os.ftruncate(file, end)
+                    self._stop('the disk is full')
+                    return
+            finally:
+                os.close(file)
+        self._offsets[index] = offset
+
+    def _has_room(self, size: int, more: int) -> bool:
+        if self.share is None:
+            return True
+        free = shutil.disk_usage(self.folder).free
+        if size + more <= self.share * (size + free):
+            return True
+        self._stop(f'it has {sizeof_fmt(size)}, and the disk only {sizeof_fmt(free)} left')
+        return False
+
+    def _stop(self, reason: str) -> None:
+        self._full = True
+        logger.warning('Image cache %s grows no further: %s.', self.folder, reason)
+
+    def _reaches(self, end: int) -> bool:
+        """Whether the mapping covers ``end`` bytes, extended if the file has grown since."""
+        if end <= len(self._pixels):
+            return True
+        self._map()
+        return end <= len(self._pixels)
+
+    def _map(self) -> None:
+        self._offsets = np.memmap(self.folder / 'offsets.bin', np.uint64, 'r+', shape=self.count)
+        with (self.folder / 'pixels.bin').open('rb') as file:
+            self._pixels = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._open = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process that starts afresh maps the files itself."""
+        state = self.__dict__.copy()
+        state.pop('_offsets', None)
+        state.pop('_pixels', None)
+        return state | {'_open': False}
+
+
+def _write(file: int, data: bytes, offset: int) -> bool:
+    """Write all of ``data``; False if the disk is full."""
+    view = memoryview(data)
+    while view:
+        try:
+            written = os.pwrite(file, view, offset)
+        except OSError:
+            return False
+        view, offset = view[written:], offset + written
+    return True
+
+
+def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
+    """What caches there are: folder, size in bytes, number of images, first source."""
+    root = Path(root) if root else default_root()
+    found = []
+    for about in sorted(root.glob('*/about.json')):
+        pixels = about.with_name('pixels.bin')
+        size = pixels.stat().st_size if pixels.exists() else 0
+        found.append({'folder': about.parent, 'size': size, **json.loads(about.read_text())})
+    return found
+
+
+def clear_caches(root: str | Path | None = None) -> int:
+    """Remove all caches below ``root``; returns the bytes freed."""
+    freed = 0
+    for cache in list_caches(root):
+        freed += cache['size']
+        shutil.rmtree(cache['folder'])
+    return freed

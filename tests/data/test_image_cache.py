@@ -1,0 +1,277 @@
+"""The cache of decoded images: same values, whatever happens while it fills."""
+
+import errno
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import time
+
+import cv2
+import numpy as np
+import pytest
+from golden import recipe
+from runs import checkpoint, differences, log_text
+
+from basicsr.data import build_dataset
+from basicsr.data.image_cache import ImageCache, clear_caches, list_caches, open_cache
+
+STAMP = (10, 20)
+
+
+def image(index, size=(9, 7), channels=3, dtype=np.uint8):
+    values = recipe.det_u64(size[0] * size[1] * channels, f'cache/{index}')
+    return (values % np.iinfo(dtype).max).astype(dtype).reshape(*size, channels)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_what_is_put_in_comes_out(cache, dtype, channels):
+    images = [image(i, (5 + i, 11), channels, dtype) for i in range(8)]
+    assert all(cache.get(i, STAMP) is None for i in range(8))
+    for i, img in enumerate(images):
+        cache.put(i, STAMP, img)
+    for i, img in enumerate(images):
+        got = cache.get(i, STAMP)
+        assert got.dtype == dtype
+        assert np.array_equal(got, img)
+        assert not got.flags.writeable
+
+
+def test_floating_images_are_left_out(cache):
+    cache.put(0, STAMP, np.zeros((4, 4, 3), np.float32))
+    assert cache.get(0, STAMP) is None
+
+
+def test_a_changed_source_is_not_served(cache):
+    cache.put(0, STAMP, image(0))
+    assert cache.get(0, (10, 21)) is None
+    cache.put(0, (10, 21), image(1))
+    assert np.array_equal(cache.get(0, (10, 21)), image(1))
+
+
+def test_lists_and_kinds_have_caches_of_their_own(tmp_path):
+    folders = {
+        ImageCache(tmp_path, sources, kind).folder
+        for sources in (['/a', '/b'], ['/b', '/a'], ['/a'])
+        for kind in ('color', 'gray')
+    }
+    assert len(folders) == 6
+
+
+def test_a_second_opening_finds_the_images_without_decoding(cache, tmp_path):
+    cache.put(3, STAMP, image(3))
+    again = ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
+    copy = pickle.loads(pickle.dumps(again))  # as for a spawned worker
+    assert np.array_equal(copy.get(3, STAMP), image(3))
+    assert '1 of 8 images' in str(again)
+
+
+@pytest.mark.parametrize('damage', ['cut', 'zeros', 'offset', 'empty'])
+def test_damaged_files_serve_nothing_wrong(cache, damage):
+    for i in range(4):
+        cache.put(i, STAMP, image(i))
+    pixels, offsets = cache.folder / 'pixels.bin', cache.folder / 'offsets.bin'
+    if damage == 'cut':
+        os.truncate(pixels, pixels.stat().st_size - 50)
+    elif damage == 'zeros':
+        pixels.write_bytes(bytes(pixels.stat().st_size))
+    elif damage == 'offset':
+        np.arange(1, 9, dtype=np.uint64).tofile(offsets)
+    else:
+        os.truncate(pixels, 0)
+    fresh = ImageCache(cache.folder.parent, [f'/data/{i}.png' for i in range(8)])
+    for i in range(4):
+        got = fresh.get(i, STAMP)
+        assert got is None or np.array_equal(got, image(i))
+    fresh.put(5, STAMP, image(5))
+    assert np.array_equal(fresh.get(5, STAMP), image(5))
+
+
+def fill(folder, count, start):
+    cache = ImageCache(folder, [f'/data/{i}.png' for i in range(count)])
+    while True:
+        for i in range(count):
+            index = (i + start) % count
+            got = cache.get(index, STAMP)
+            if got is None:
+                cache.put(index, STAMP, image(index, (60, 50)))
+            elif not np.array_equal(got, image(index, (60, 50))):
+                os._exit(3)
+
+
+def test_processes_killed_while_filling_leave_nothing_wrong(tmp_path):
+    context = multiprocessing.get_context('fork')
+    for round_ in range(8):
+        fillers = [context.Process(target=fill, args=(tmp_path, 40, 7 * k)) for k in range(3)]
+        for filler in fillers:
+            filler.start()
+        time.sleep(0.02 * (round_ + 1))
+        for filler in fillers:
+            os.kill(filler.pid, signal.SIGKILL)
+            filler.join()
+            assert filler.exitcode == -signal.SIGKILL
+        cache = ImageCache(tmp_path, [f'/data/{i}.png' for i in range(40)])
+        for i in range(40):
+            got = cache.get(i, STAMP)
+            assert got is None or np.array_equal(got, image(i, (60, 50)))
+    cache.put(0, STAMP, image(0, (60, 50)))  # the lock of a killed process does not last
+
+
+def test_a_full_disk_ends_the_filling_with_one_warning(cache, monkeypatch, caplog):
+    cache.put(0, STAMP, image(0))
+    size = (cache.folder / 'pixels.bin').stat().st_size
+
+    def half(file, data, offset, write=os.pwrite):
+        write(file, data[: len(data) // 2], offset)
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'pwrite', half)
+    cache.put(1, STAMP, image(1))
+    cache.put(2, STAMP, image(2))
+    assert (cache.folder / 'pixels.bin').stat().st_size == size
+    assert caplog.text.count('grows no further: the disk is full') == 1
+    assert cache.get(1, STAMP) is None
+    assert np.array_equal(cache.get(0, STAMP), image(0))
+
+
+def test_auto_leaves_half_of_the_free_space(tmp_path, monkeypatch, caplog):
+    from shutil import _ntuple_diskusage
+
+    usage = _ntuple_diskusage(10000, 9000, 1000)
+    monkeypatch.setattr('shutil.disk_usage', lambda _: usage)
+    cache = ImageCache(tmp_path, ['/a', '/b'], share=0.5)
+    cache.put(0, STAMP, image(0))  # 64 + 64 + 189 bytes of (64 + 1000) / 2
+    cache.put(1, STAMP, image(1, (20, 20)))
+    assert cache.get(0, STAMP) is not None
+    assert cache.get(1, STAMP) is None
+    assert 'grows no further' in caplog.text
+
+
+def test_auto_does_without_where_it_cannot_write(tmp_path, monkeypatch, caplog):
+    (tmp_path / 'file').write_text('not a folder')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+    assert open_cache('auto', ['/a'], 'color', 'train') is None
+    assert 'decoded each time' in caplog.text
+    with pytest.raises(OSError, match='file'):
+        open_cache(str(tmp_path / 'file' / 'x'), ['/a'], 'color', 'train')
+
+
+# ---------------------------------------------------------------------------- with datasets
+
+
+@pytest.fixture
+def paired_opt(image_pairs, tmp_path):
+    gt, lq = image_pairs(count=4, size=(32, 40))
+    return {
+        'name': 'train',
+        'type': 'PairedImageDataset',
+        'phase': 'train',
+        'dataroot_gt': gt,
+        'dataroot_lq': lq,
+        'scale': 2,
+        'gt_size': 16,
+        'cache': str(tmp_path / 'cache'),
+    }
+
+
+@pytest.mark.parametrize('color', [None, 'gray', 'y'])
+@pytest.mark.parametrize('bits', [8, 16])
+def test_items_are_the_same_bits_with_and_without_a_cache(paired_opt, color, bits, monkeypatch):
+    if bits == 16:
+        for folder in (paired_opt['dataroot_gt'], paired_opt['dataroot_lq']):
+            for name in os.listdir(folder):
+                img = cv2.imread(f'{folder}/{name}').astype(np.uint16) * 250 + 7
+                cv2.imwrite(f'{folder}/{name}', img)
+
+    def items(cache):
+        dataset = build_dataset(paired_opt | {'cache': cache, 'color': color})
+        random.seed(0)
+        return [dataset[index] for _ in range(3) for index in range(4)]
+
+    plain = items('off')
+    assert differences(plain, items(paired_opt['cache'])) == []
+
+    def decode(*_):
+        raise AssertionError('decoded again')
+
+    monkeypatch.setattr('basicsr.data.data_util.imfrombytes', decode)
+    assert differences(plain, items(paired_opt['cache'])) == []
+    with pytest.raises(AssertionError, match='decoded again'):
+        items('off')
+
+
+def test_a_changed_file_is_decoded_anew(paired_opt):
+    dataset = build_dataset(paired_opt | {'phase': 'val'})
+    before = dataset[1]['gt']
+    path = f'{paired_opt["dataroot_gt"]}/0001.png'
+    cv2.imwrite(path, 255 - cv2.imread(path))
+    os.utime(path, ns=(1, 1))
+    after = dataset[1]['gt']
+    assert np.allclose(before + after, 1)
+
+
+def test_lmdb_images_are_cached_too(tmp_path):
+    from shutil import copytree
+
+    golden = recipe.HERE / 'lmdb'
+    for name in ('gt.lmdb', 'lq.lmdb'):
+        copytree(golden / name, tmp_path / name)
+    opt = {
+        'name': 'x',
+        'type': 'PairedImageDataset',
+        'phase': 'val',
+        'scale': 4,
+        'dataroot_gt': str(tmp_path / 'gt.lmdb'),
+        'dataroot_lq': str(tmp_path / 'lq.lmdb'),
+        'io_backend': {'type': 'lmdb'},
+    }
+    plain = build_dataset(opt)
+    cached = build_dataset(opt | {'cache': str(tmp_path / 'cache')})
+    for _ in range(2):
+        for index in range(3):
+            assert differences(plain[index], cached[index]) == []
+    assert [c['images'] for c in list_caches(tmp_path / 'cache')] == [3, 3]
+
+
+def test_a_run_is_the_same_with_and_without_a_cache(run, train_opt):
+    results = []
+    for name, cache, workers in (('off', False, 0), ('cold', 'auto', 2), ('warm', 'auto', 0)):
+        opt = train_opt(name=name, datasets__train__cache=cache)
+        opt['datasets']['train']['num_worker_per_gpu'] = workers
+        folder = run(opt)
+        results.append((checkpoint(folder, 'net_g_latest.pth'), log_text(folder)))
+    assert differences(results[0][0], results[1][0]) == []
+    assert differences(results[0][0], results[2][0]) == []
+    assert 'Image cache' not in results[0][1]
+    assert 'Image cache of train (gt): 0 of 5 images' in results[1][1]
+    assert 'Image cache of train (gt): 5 of 5 images' in results[2][1]
+
+
+def test_read_only_sources_are_no_obstacle(paired_opt):
+    folder = paired_opt['dataroot_gt']
+    os.chmod(folder, 0o555)
+    try:
+        dataset = build_dataset(paired_opt)
+        assert dataset[0]['gt'].shape == (3, 16, 16)
+    finally:
+        os.chmod(folder, 0o755)
+
+
+def test_caches_can_be_listed_and_cleared(cache, tmp_path):
+    cache.put(0, STAMP, image(0))
+    listed = list_caches(tmp_path)
+    assert listed[0]['folder'] == cache.folder
+    assert listed[0]['first'] == '/data/0.png'
+    size = (cache.folder / 'pixels.bin').stat().st_size
+    assert listed[0]['size'] == size
+    assert clear_caches(tmp_path) == size
+    assert list_caches(tmp_path) == []
+    assert json.dumps(list_caches(tmp_path / 'nothing')) == '[]'
