@@ -20,6 +20,6 @@ setup(
     package_data={'basicsr': ['metrics/*.npz', 'py.typed']},
     python_requires='>=3.11',
     install_requires=(here / 'requirements.txt').read_text().split(),
-    extras_require={'test': ['pytest>=8', 'ruff>=0.14', 'scikit-image>=0.24']},
+    extras_require={'test': ['pytest>=8', 'ruff>=0.14', 'setuptools>=77']},
     entry_points={'console_scripts': ['basicsr = basicsr.cli:main']},
 )

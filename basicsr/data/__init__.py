@@ -25,7 +25,7 @@ __all__ = ['build_dataloader', 'build_dataset']
 logger = logging.getLogger(__name__)
 
 
-def build_dataset(dataset_opt: dict) -> Dataset:
+def build_dataset(dataset_opt: dict) -> Any:
     """The dataset that ``dataset_opt['type']`` names, built from a copy of the options."""
     dataset_opt = deepcopy(dataset_opt)
     name = dataset_opt.get('name', dataset_opt['type'])

@@ -281,7 +281,8 @@ class BaseModel:
             current_iter: -1 stands for 'latest'.
             param_key: Key or keys of the file.
         """
-        nets, keys = (v if isinstance(v, list) else [v] for v in (net, param_key))
+        nets = net if isinstance(net, list) else [net]
+        keys = param_key if isinstance(param_key, list) else [param_key]
         if len(nets) != len(keys):
             raise ValueError(f'{len(nets)} networks need as many param_keys, got {keys}.')
         label = 'latest' if current_iter == -1 else current_iter

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -38,7 +39,7 @@ class MultiStepRestartLR(LRScheduler):
         self.restart_weights = list(restart_weights)
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         groups = self.optimizer.param_groups
         if self.last_epoch in self.restarts:
             weight = self.restart_weights[self.restarts.index(self.last_epoch)]
@@ -82,7 +83,7 @@ class CosineAnnealingRestartLR(LRScheduler):
         self.cumulative_period = list(accumulate(self.periods))
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         index = get_position_from_periods(self.last_epoch, self.cumulative_period)
         period, weight = self.periods[index], self.restart_weights[index]
         elapsed = self.last_epoch - (self.cumulative_period[index] - period)

@@ -287,12 +287,13 @@ class SRModel(BaseModel):
         logger.info(text)
         if tb_logger is None:
             return
+        step = int(current_iter)
         for metric, value in self.metric_results.items():
-            tb_logger.add_scalar(f'metrics/{dataset_name}/{metric}', value, current_iter)
+            tb_logger.add_scalar(f'metrics/{dataset_name}/{metric}', value, step)
         if isinstance(tb_logger, ScalarWriter):
             for panel in self.panels:
                 tag = f'{dataset_name}/{panel["name"]}'
-                tb_logger.add_image(tag, side_by_side(panel), current_iter)
+                tb_logger.add_image(tag, side_by_side(panel), step)
         tb_logger.flush()
 
     # ------------------------------------------------------------------ checkpoints
