@@ -12,7 +12,14 @@ def wheel(tmp_path_factory, request):
     """The wheel built from the source distribution of the checkout's tracked files."""
     repository = request.config.rootpath
     work = tmp_path_factory.mktemp('build')
-    files = ('setup.py', 'pyproject.toml', 'requirements.txt', 'README.md', 'LICENSE', 'MANIFEST.in')
+    files = [
+        'setup.py',
+        'pyproject.toml',
+        'requirements.txt',
+        'MANIFEST.in',
+        'README.md',
+        'LICENSE',
+    ]
     copy = work / 'checkout'
     copy.mkdir()
     for name in files:
