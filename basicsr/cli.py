@@ -72,7 +72,7 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
     try:
         pipeline(root_path)
     except KeyboardInterrupt:
-        logger.error('Interrupted. Go on from the last saved state with --auto_resume.')
+        logger.error('Interrupted. A training run goes on from its last state with --auto_resume.')
         sys.exit(130)
     except Exception as error:
         message = _message_for_users(error)
@@ -88,18 +88,15 @@ def _message_for_users(error: Exception) -> str | None:
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError | OptionError):
         return message
+    notes = getattr(error, '__notes__', [])  # of an entry that does not take its options
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = innermost.filename, innermost.line or ''
     if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
         # The worker's traceback is part of the text; the message stands behind it.
-        files = re.findall(r'File "([^"]+)", line', message)
+        file, line = re.findall(r'File "([^"]+)", line \d+, in .*\n +(.*)', message)[-1]
         message = message.rpartition(f'\n{type(error).__name__}: ')[2].strip()
-        source = files[-1]
-    else:
-        source = traceback.extract_tb(error.__traceback__)[-1].filename
-    ours = Path(source).resolve().is_relative_to(_PACKAGE)
-    on_purpose = isinstance(error, KeyError | ValueError | TypeError | ImportError | AssertionError)
-    if not (ours and on_purpose and ' ' in message):
-        return None
-    return '\n'.join([message, *getattr(error, '__notes__', [])])
+    ours = Path(file).resolve().is_relative_to(_PACKAGE)
+    return '\n'.join([message, *notes]) if ours and (notes or line.startswith('raise ')) else None
 
 
 def _close_process_group() -> None:

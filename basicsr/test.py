@@ -10,14 +10,14 @@ if __name__ == '__main__':  # Python put basicsr/ itself on the path; the packag
     parse_args()  # --help and mistyped flags are answered before torch is imported
 
 import json
+import math
 from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
-from basicsr.utils.checkpoint import atomic_path
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import get_env_info, get_root_logger
-from basicsr.utils.misc import get_time_str, make_exp_dirs
+from basicsr.utils.misc import atomic_path, get_time_str, make_exp_dirs
 from basicsr.utils.options import dict2str, parse_options
 
 
@@ -80,7 +80,10 @@ def results_table(results: dict[str, Any]) -> str:
 
 
 def write_results(opt: dict, results: dict[str, Any]) -> None:
-    """Write ``results.json``: scores per set and image, and how they were measured."""
+    """Write ``results.json``: scores per set and image, and how they were measured.
+
+    Infinity and NaN, which JSON lacks, are written as null.
+    """
     content = {
         'name': opt['name'],
         'network': opt.get('network_g'),
@@ -89,7 +92,13 @@ def write_results(opt: dict, results: dict[str, Any]) -> None:
         'sets': results,
     }
     with atomic_path(Path(opt['path']['results_root']) / 'results.json') as temporary:
-        temporary.write_text(json.dumps(content, indent=2), encoding='utf-8')
+        temporary.write_text(json.dumps(_finite(content), indent=2), encoding='utf-8')
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == '__main__':

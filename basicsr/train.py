@@ -21,7 +21,7 @@ from basicsr.data import build_dataloader, build_dataset, gpus_per_process
 from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher
 from basicsr.models import build_model
-from basicsr.utils.checkpoint import load_checkpoint, remove_stale_temporaries
+from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
@@ -32,7 +32,12 @@ from basicsr.utils.logger import (
     get_root_logger,
     init_tb_loggers,
 )
-from basicsr.utils.misc import check_resume, get_time_str, make_exp_dirs
+from basicsr.utils.misc import (
+    check_resume,
+    get_time_str,
+    make_exp_dirs,
+    remove_stale_temporaries,
+)
 from basicsr.utils.options import copy_opt_file, dict2str, parse_options
 from basicsr.utils.rng import seed_all
 
@@ -44,7 +49,6 @@ def train_pipeline(root_path: str | Path) -> None:
         root_path: Parent of ``experiments/`` and ``tb_logger/``.
     """
     opt, args = parse_options(root_path, is_train=True)
-    opt['root_path'] = str(root_path)
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
@@ -141,6 +145,12 @@ def load_resume_state(opt: dict) -> dict | None:
     if not path['resume_state']:
         return None
     state = load_checkpoint(path['resume_state'])
+    if not isinstance(state, dict) or 'iter' not in state:
+        raise ValueError(f'{path["resume_state"]} is not a training state.')
+    seed = state.get('manual_seed', opt['manual_seed'])
+    if seed != opt['manual_seed']:
+        logger.info('manual_seed goes on as %d of the training state.', seed)
+        opt['manual_seed'] = seed
     check_resume(opt, state['iter'])
     return state
 
@@ -153,7 +163,7 @@ def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
     elif opt['rank'] == 0:
         for key in ('models', 'training_states', 'visualization'):
             Path(path[key]).mkdir(parents=True, exist_ok=True)
-            remove_stale_temporaries(path[key])
+        remove_stale_temporaries(path['experiments_root'])
     barrier()  # no rank writes into a folder that rank 0 is about to move
     if opt['rank'] == 0:
         copy_opt_file(option_file, path['experiments_root'])
@@ -176,6 +186,9 @@ def create_train_val_dataloader(
     for dataset_opt in opt['datasets'].values():
         dataset = build_dataset(dataset_opt)
         if dataset_opt['phase'] == 'val':
+            if opt['val'] is None:
+                logger.warning('%s is not used: there is no val section.', dataset_opt['name'])
+                continue
             val_loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
             logger.info('Number of val images in %s: %d', dataset_opt['name'], len(dataset))
             continue

@@ -1,4 +1,4 @@
-"""Write docs/options.md from the tables in basicsr/utils/options.py: python docs/make_options.py"""
+"""Write docs/options.md from the tables of the options: python docs/make_options.py"""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from basicsr.utils import options
+from basicsr.utils import option_tables as options
 
 TABLES = {
     '(top level)': options.Options,

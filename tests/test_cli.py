@@ -192,7 +192,7 @@ def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt
     lines = log.read().splitlines()
     after = lines[max(i for i, line in enumerate(lines) if ' INFO: ' in line) + 1 :]
     assert len(after) == 1, after
-    assert 'ERROR: Interrupted. Go on from the last saved state with --auto_resume.' in after[0]
+    assert 'ERROR: Interrupted. A training run goes on from its last state' in after[0]
 
     total = max(int(state.stem) for state in states.glob('*.state')) + 2
     folder = run(train_opt(name='cut', train__total_iter=total, **options), '--auto_resume')

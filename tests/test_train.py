@@ -305,3 +305,60 @@ def test_debug_logs_and_saves_often_and_writes_no_events(run, train_opt):
     assert [row['iter'] for row in rows(folder) if 'lr' in row] == list(range(1, 9))
     assert [file.name for file in (folder / 'training_states').iterdir()] == ['8.state']
     assert not Path('tb_logger').exists()
+
+
+def test_a_drawn_seed_is_that_of_the_resumed_run_too(run, train_opt):
+    opt = train_opt(manual_seed=None)
+    whole = final_state(run(dict(opt, name='whole')))
+    drawn = whole['state']['manual_seed']
+    cut = dict(opt, name='cut', train=dict(opt['train'], total_iter=4))
+    run(cut, '--force_yml', f'manual_seed={drawn}')
+    resumed = run(dict(opt, name='cut'), '--auto_resume')
+    assert f'manual_seed goes on as {drawn} of the training state' in log_text(resumed)
+    resumed = final_state(resumed)
+    assert differences(whole['latest'], resumed['latest']) == []
+    assert differences(whole['state']['optimizers'], resumed['state']['optimizers']) == []
+
+
+def test_a_metric_may_be_added_before_a_resume(run, train_opt):
+    opt = train_opt(train__total_iter=3)
+    run(opt)
+    opt['train']['total_iter'] = 6
+    opt['val']['metrics']['ssim'] = {'type': 'calculate_ssim', 'crop_border': 0}
+    best = checkpoint(run(opt, '--auto_resume'), '6.state')['best_metric_results']['val']
+    assert set(best) == {'psnr', 'ssim'}
+    assert best['ssim']['iter'] > 0
+
+
+@pytest.mark.parametrize(
+    ('metric', 'message'),
+    [
+        ({'type': 'calculate_pnsr', 'crop_border': 0}, 'Did you mean calculate_psnr'),
+        ({'type': 'calculate_psnr'}, r'val\.metrics\.psnr .*crop_border'),
+    ],
+)
+def test_a_wrong_metric_is_refused_before_anything_is_made(
+    run, train_opt, metric, message, tmp_path
+):
+    with pytest.raises((KeyError, ValueError), match=message):
+        run(train_opt(val__metrics={'psnr': metric}))
+    assert not (tmp_path / 'experiments').exists()
+
+
+def test_a_run_that_cannot_be_built_leaves_the_earlier_one_alone(run, train_opt, tmp_path):
+    run(train_opt(train__total_iter=2))
+    opt = train_opt()
+    opt['network_g']['num_feet'] = 3
+    with pytest.raises(TypeError, match='num_feet'):
+        run(opt)
+    opt = train_opt()
+    opt['datasets']['train']['dataroot_gt'] = 'nowhere'
+    with pytest.raises(FileNotFoundError, match='nowhere'):
+        run(opt)
+    assert [folder.name for folder in (tmp_path / 'experiments').iterdir()] == ['tiny']
+
+
+def test_a_validation_set_that_no_option_asks_for_is_named(run, train_opt):
+    opt = train_opt()
+    del opt['val']
+    assert 'val is not used: there is no val section' in log_text(run(opt))

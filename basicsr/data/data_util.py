@@ -17,6 +17,7 @@ from basicsr.utils.color_util import bgr2ycbcr
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
+from basicsr.utils.text import some
 
 from .image_cache import open_cache
 from .transforms import mod_crop, normalize
@@ -27,8 +28,6 @@ IMG_EXTENSIONS = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.p
 _EXTENSION = re.compile(rf'({"|".join(map(re.escape, IMG_EXTENSIONS))})(?=\s|$)', re.IGNORECASE)
 
 Pair = dict[str, str]
-
-# ---------------------------------------------------------------------------- finding
 
 
 def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
@@ -161,9 +160,23 @@ def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: st
 
 
 def _first_of(text: str, names: list[str]) -> str:
-    if not names:
-        return ''
-    return text + ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
+    return text + some(names, 3) if names else ''
+
+
+def check_files_exist(paths: Iterable[str]) -> None:
+    """Refuse a list that names files which are not there."""
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise FileNotFoundError(f'{len(missing)} listed files do not exist: {some(missing, 3)}.')
+
+
+def check_distinct_names(paths: Iterable[str]) -> None:
+    """Refuse images whose results would overwrite each other: equal but for the extension."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        first = seen.setdefault(os.path.splitext(path)[0], path)
+        if first is not path:
+            raise ValueError(f'{first} and {path} would share the name of a result; rename one.')
 
 
 def image_name(path: str, dataset_opt: dict) -> str:
@@ -201,9 +214,6 @@ class PathTable(Sequence):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
-
-
-# ---------------------------------------------------------------------------- reading
 
 
 class SharedFlag:
@@ -290,7 +300,7 @@ class ImageReader:
     def __init__(
         self,
         client: FileClient,
-        paths: Sequence[str],
+        paths: Iterable[str],
         client_key: str = 'default',
         color: str | None = None,
         cache: str | bool = 'off',
@@ -366,9 +376,6 @@ def read_img_seq(
         imgs = [mod_crop(img, scale) for img in imgs]
     clip = torch.stack([image_tensor(img) for img in imgs])
     return (clip, [Path(file).stem for file in files]) if return_imgname else clip
-
-
-# ---------------------------------------------------------------------------- clips
 
 
 def generate_frame_indices(

@@ -4,7 +4,7 @@ A cache is a folder with two files: ``pixels.bin`` holds images one after the ot
 header that says what it is; ``offsets.bin`` says where in it each image of the list starts, 0 for
 those not there yet. Images are added when they are first read. An offset is written after its
 pixels, so a process killed at any moment leaves nothing behind that is served; two processes that
-add the same image at once add it twice, and either copy is right.
+add the same image at once add it twice, and either copy is right. (After a power cut, clear it.)
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 from filelock import FileLock
 
 from basicsr.utils.file_client import Stamp
-from basicsr.utils.misc import sizeof_fmt
+from basicsr.utils.misc import atomic_path, sizeof_fmt
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _HEADER = struct.Struct('<8sQqqIIII')
 _MAGIC = b'basicsr2'
 _ALIGN = 64  # of headers and pixels
+_FILES = ('offsets.bin', 'pixels.bin', 'about.json', 'lock')
+_KEEP_DAYS = 30  # that a cache of ``auto`` stays after its last use
 
 
 def default_root() -> Path:
@@ -44,7 +47,8 @@ def open_cache(
 
     Args:
         option: 'auto': in the user's cache folder, as long as it takes at most half of the disk's
-            free space, and not at all if that folder cannot be written; otherwise a folder.
+            free space, until it is unused for 30 days, and not at all if that folder cannot be
+            written; otherwise a folder.
         sources: Full names of the images.
         kind: How they are decoded.
         what: The images, for the log.
@@ -52,6 +56,11 @@ def open_cache(
     automatic = option in ('auto', True)
     try:
         if automatic:
+            freed = clear_caches(default_root(), unused_for=_KEEP_DAYS)
+            if freed:
+                logger.info(
+                    'Image caches unused for %d days: %s freed.', _KEEP_DAYS, sizeof_fmt(freed)
+                )
             cache = ImageCache(default_root(), sources, kind, share=0.5)
         else:
             cache = ImageCache(str(option), sources, kind)
@@ -103,9 +112,13 @@ class ImageCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / 'lock'):
             about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
-            (self.folder / 'about.json').write_text(json.dumps(about), encoding='utf-8')
-            with (self.folder / 'offsets.bin').open('ab') as file:
-                file.truncate(8 * self.count)
+            with atomic_path(self.folder / 'about.json', durable=False) as temporary:
+                temporary.write_text(json.dumps(about), encoding='utf-8')
+            offsets = self.folder / 'offsets.bin'
+            if not offsets.exists() or offsets.stat().st_size != 8 * self.count:
+                offsets.write_bytes(
+                    bytes(8 * self.count)
+                )  # no holes: a map cannot report a full disk
             with (self.folder / 'pixels.bin').open('ab') as file:
                 if file.tell() == 0:
                     file.write(_MAGIC.ljust(_ALIGN, b'\0'))
@@ -117,10 +130,14 @@ class ImageCache:
             stamp: Size and modification time of the source now; another one than that of the
                 decoded image means that it has changed.
         """
-        if not self._open:
-            self._map()
-        offset = int(self._offsets[index])
-        if offset == 0 or not self._reaches(offset + _HEADER.size):
+        try:
+            if not self._open:
+                self._map()
+            offset = int(self._offsets[index])
+            if offset == 0 or not self._reaches(offset + _HEADER.size):
+                return None
+        except OSError as error:  # the cache has been cleared
+            self._stop(str(error))
             return None
         magic, number, *saved, height, width, channels, itemsize = _HEADER.unpack_from(
             self._pixels, offset
@@ -138,24 +155,32 @@ class ImageCache:
         """Add an image (h, w, c); without space, or of other than 8 or 16 bits, it is left out."""
         if self._full or img.dtype not in (np.uint8, np.uint16):
             return
-        if not self._open:
-            self._map()
         header = _HEADER.pack(_MAGIC, index, *stamp, *img.shape, img.itemsize)
         data = header.ljust(_ALIGN, b'\0') + np.ascontiguousarray(img).tobytes()
-        with FileLock(self.folder / 'lock'):
-            file = os.open(self.folder / 'pixels.bin', os.O_RDWR)
+        try:
+            if not self._open:
+                self._map()
+            offset = self._append(data)
+        except OSError as error:  # the disk is full, or the cache has been cleared
+            self._stop(str(error))
+            return
+        if offset:
+            self._offsets[index] = offset
+
+    def _append(self, data: bytes) -> int:
+        """Write ``data`` at the end of the pixels; returns where, or 0 if there is no room."""
+        with FileLock(self.folder / 'lock'), (self.folder / 'pixels.bin').open('r+b') as file:
+            end = file.seek(0, os.SEEK_END)
+            if not self._has_room(end, len(data)):
+                return 0
+            offset = file.seek(-(-end // _ALIGN) * _ALIGN)
             try:
-                end = os.fstat(file).st_size
-                if not self._has_room(end, len(data)):
-                    return
-                offset = -(-end // _ALIGN) * _ALIGN
-                if not _write(file, data, offset):
-                    os.ftruncate(file, end)
-                    self._stop('the disk is full')
-                    return
-            finally:
-                os.close(file)
-        self._offsets[index] = offset
+                file.write(data)
+                file.flush()
+            except OSError:
+                os.truncate(file.fileno(), end)
+                raise
+        return offset
 
     def _has_room(self, size: int, more: int) -> bool:
         if self.share is None:
@@ -167,8 +192,9 @@ class ImageCache:
         return False
 
     def _stop(self, reason: str) -> None:
+        if not self._full:
+            logger.warning('Image cache %s grows no further: %s.', self.folder, reason)
         self._full = True
-        logger.warning('Image cache %s grows no further: %s.', self.folder, reason)
 
     def _reaches(self, end: int) -> bool:
         """Whether the mapping covers ``end`` bytes, extended if the file has grown since."""
@@ -191,33 +217,35 @@ class ImageCache:
         return state | {'_open': False}
 
 
-def _write(file: int, data: bytes, offset: int) -> bool:
-    """Write all of ``data``; False if the disk is full."""
-    view = memoryview(data)
-    while view:
-        try:
-            written = os.pwrite(file, view, offset)
-        except OSError:
-            return False
-        view, offset = view[written:], offset + written
-    return True
-
-
 def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
     """What caches there are: folder, size in bytes, number of images, first source."""
-    root = Path(root) if root else default_root()
+    root = Path(root).expanduser() if root else default_root()
     found = []
-    for about in sorted(root.glob('*/about.json')):
-        pixels = about.with_name('pixels.bin')
-        size = pixels.stat().st_size if pixels.exists() else 0
-        found.append({'folder': about.parent, 'size': size, **json.loads(about.read_text())})
+    for pixels in sorted(root.glob('*/pixels.bin')):
+        about = pixels.with_name('about.json')
+        with pixels.open('rb') as file:
+            if about.exists() and file.read(len(_MAGIC)) == _MAGIC:
+                size = pixels.stat().st_size
+                found.append(
+                    {'folder': pixels.parent, 'size': size, **json.loads(about.read_text())}
+                )
     return found
 
 
-def clear_caches(root: str | Path | None = None) -> int:
-    """Remove all caches below ``root``; returns the bytes freed."""
+def clear_caches(root: str | Path | None = None, unused_for: float = 0) -> int:
+    """Remove the caches below ``root``; returns the bytes freed.
+
+    Args:
+        unused_for: Only those that no run has opened for so many days.
+    """
     freed = 0
     for cache in list_caches(root):
+        folder = cache['folder']
+        if time.time() - (folder / 'about.json').stat().st_mtime < unused_for * 86400:
+            continue
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
         freed += cache['size']
-        shutil.rmtree(cache['folder'])
     return freed

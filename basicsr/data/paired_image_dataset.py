@@ -13,6 +13,8 @@ from .data_util import (
     ImageReader,
     PathTable,
     SharedFlag,
+    check_distinct_names,
+    check_files_exist,
     check_image_options,
     image_tensor,
     paired_paths_from_folder,
@@ -62,7 +64,10 @@ class PairedImageDataset(Dataset):
             self.pad_small = opt.get('pad_small', False)
             if self.gt_size % self.scale:
                 raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
-        self.paths = PathTable(self._find_pairs(opt))
+        pairs = self._find_pairs(opt)
+        if self.phase != 'train':
+            check_distinct_names(pair['lq_path'] for pair in pairs)
+        self.paths = PathTable(pairs)
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
         self._read_gt, self._read_lq = self._readers(opt)
         self._cut_seen = SharedFlag()
@@ -81,9 +86,11 @@ class PairedImageDataset(Dataset):
         pairs = []
         for folders in zip(lq_roots, gt_roots, strict=True):
             if opt.get('meta_info_file') is not None:
-                pairs += paired_paths_from_meta_info_file(
+                listed = paired_paths_from_meta_info_file(
                     folders, ['lq', 'gt'], opt['meta_info_file'], self.filename_tmpl
                 )
+                check_files_exist(path for pair in listed for path in pair.values())
+                pairs += listed
             else:
                 pairs += paired_paths_from_folder(
                     folders, ['lq', 'gt'], self.filename_tmpl, opt.get('recursive', False)
@@ -100,7 +107,7 @@ class PairedImageDataset(Dataset):
         return [
             ImageReader(
                 self.file_client,
-                [pair[f'{key}_path'] for pair in self.paths],
+                (pair[f'{key}_path'] for pair in self.paths),
                 key,
                 self.color,
                 opt.get('cache', 'off'),

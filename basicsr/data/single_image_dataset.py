@@ -12,6 +12,8 @@ from basicsr.utils.registry import DATASET_REGISTRY
 from .data_util import (
     ImageReader,
     PathTable,
+    check_distinct_names,
+    check_files_exist,
     check_image_options,
     image_tensor,
     names_from_meta_info_file,
@@ -46,6 +48,8 @@ class SingleImageDataset(Dataset):
             paths = self._find_files(opt)
         if not paths:
             raise ValueError(f'no images in {self.lq_folder}.')
+        if opt.get('phase') != 'train':
+            check_distinct_names(paths)
         self.paths = PathTable(paths)
         self.file_client = FileClient(backend.pop('type'), **backend)
         cache, name = opt.get('cache', 'off'), opt.get('name', 'images')
@@ -57,7 +61,9 @@ class SingleImageDataset(Dataset):
             recursive = opt.get('recursive', False)
             return [path for folder in folders for path in paths_from_folder(folder, recursive)]
         names = names_from_meta_info_file(opt['meta_info_file'])
-        return [os.path.join(folder, name) for folder in folders for name in names]
+        paths = [os.path.join(folder, name) for folder in folders for name in names]
+        check_files_exist(paths)
+        return paths
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         path = self.paths[index]

@@ -1,6 +1,5 @@
 """What every model needs: devices, processes, optimizers, the averaged copy, checkpoints."""
 
-import difflib
 import hashlib
 import logging
 import math
@@ -24,6 +23,7 @@ from basicsr.utils.checkpoint import (
     strip_wrapper_prefixes,
 )
 from basicsr.utils.dist_util import get_dist_info, master_only
+from basicsr.utils.text import did_you_mean, some
 
 from . import lr_scheduler
 
@@ -59,8 +59,6 @@ class BaseModel:
         self.samples_seen = 0
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
-    # ------------------------------------------------------------------ for subclasses to define
-
     def feed_data(self, data: Mapping[str, Any]) -> None:
         """Take over a batch."""
         raise NotImplementedError(f'{type(self).__name__} defines no feed_data.')
@@ -87,8 +85,6 @@ class BaseModel:
     ) -> None:
         raise NotImplementedError(f'{type(self).__name__} defines no nondist_validation.')
 
-    # ------------------------------------------------------------------ validation
-
     def validation(
         self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool = False
     ) -> None:
@@ -104,15 +100,12 @@ class BaseModel:
         validate(dataloader, current_iter, tb_logger, save_img)
 
     def _initialize_best_metric_results(self, dataset_name: str) -> None:
-        """Start the record of a set's best scores, once."""
-        if dataset_name in self.best_metric_results:
-            return
-        record = {}
+        """Start the record of a set's best scores, for the metrics that have none."""
+        record = self.best_metric_results.setdefault(dataset_name, {})
         for name, options in (self.opt['val'].get('metrics') or {}).items():
             better = options.get('better', 'higher')
             worst = -math.inf if better == 'higher' else math.inf
-            record[name] = {'better': better, 'val': worst, 'iter': -1}
-        self.best_metric_results[dataset_name] = record
+            record.setdefault(name, {'better': better, 'val': worst, 'iter': -1})
 
     def _update_best_metric_result(
         self, dataset_name: str, metric: str, val: float, current_iter: int | str
@@ -121,8 +114,6 @@ class BaseModel:
         higher = record['better'] == 'higher'
         if val >= record['val'] if higher else val <= record['val']:
             record['val'], record['iter'] = val, current_iter
-
-    # ------------------------------------------------------------------ networks
 
     def model_to_device(self, net: nn.Module) -> nn.Module:
         """Move a network to the device and wrap it for several processes or GPUs."""
@@ -171,17 +162,14 @@ class BaseModel:
         for own, current in zip(ema.buffers(), net.buffers(), strict=True):
             own.copy_(current)
 
-    # ------------------------------------------------------------------ optimizers and schedules
-
     def get_optimizer(
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
     ) -> torch.optim.Optimizer:
         """Any optimizer of ``torch.optim``, by the name of its class."""
         known = [name for name, value in vars(torch.optim).items() if _is_optimizer(value)]
         if optim_type not in known:
-            raise ValueError(
-                f"optimizer '{optim_type}' is not in torch.optim{_close(optim_type, known)}"
-            )
+            hint = did_you_mean(optim_type, known)
+            raise ValueError(f"optimizer '{optim_type}' is not in torch.optim{hint}")
         try:
             return getattr(torch.optim, optim_type)(params, lr=lr, **kwargs)
         except TypeError as error:
@@ -205,7 +193,7 @@ class BaseModel:
             CosineAnnealingRestartLR=lr_scheduler.CosineAnnealingRestartLR,
         )
         if name not in known:
-            raise ValueError(f"train.scheduler.type '{name}' is unknown{_close(name, known)}")
+            raise ValueError(f"train.scheduler.type '{name}' is unknown{did_you_mean(name, known)}")
         for optimizer in self.optimizers:
             try:
                 self.schedulers.append(known[name](optimizer, **options))
@@ -231,8 +219,6 @@ class BaseModel:
     def get_current_learning_rate(self) -> list[float]:
         """The rate of every parameter group, optimizer by optimizer."""
         return [float(g['lr']) for optimizer in self.optimizers for g in optimizer.param_groups]
-
-    # ------------------------------------------------------------------ log
 
     def reduce_loss_dict(self, loss_dict: Mapping[str, Any]) -> OrderedDict:
         """The scalars of a step, cut from the graph and left on the device.
@@ -262,8 +248,6 @@ class BaseModel:
             dist.all_reduce(stacked)
             stacked /= world_size
         return OrderedDict(zip(self.log_dict, stacked.tolist(), strict=True))
-
-    # ------------------------------------------------------------------ checkpoints
 
     @master_only
     def save_network(
@@ -353,15 +337,15 @@ class BaseModel:
         problems = []
         missing, unexpected = sorted(own.keys() - state), sorted(state.keys() - own.keys())
         if missing:
-            problems.append(f'missing in the file: {_some(missing)}')
+            problems.append(f'missing in the file: {some(missing)}')
         if unexpected:
-            problems.append(f'not in the network: {_some(unexpected)}')
+            problems.append(f'not in the network: {some(unexpected)}')
         shapes = [
             f'{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the network'
             for key in own
             if key in state and state[key].shape != own[key].shape
         ]
-        return problems + ([f'other shapes: {_some(shapes)}'] if shapes else [])
+        return problems + ([f'other shapes: {some(shapes)}'] if shapes else [])
 
     @master_only
     def save_training_state(self, epoch: int, current_iter: int) -> None:
@@ -376,6 +360,7 @@ class BaseModel:
             'epoch': epoch,
             'iter': current_iter,
             'samples': self.samples_seen,
+            'manual_seed': self.opt.get('manual_seed'),
             'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
             'best_metric_results': deepcopy(self.best_metric_results),
@@ -403,7 +388,6 @@ class BaseModel:
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
             scheduler.load_state_dict(deepcopy(state))
         self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
-        self.samples_seen = resume_state.get('samples', 0)
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -412,17 +396,6 @@ def _is_optimizer(value: Any) -> bool:
         and issubclass(value, torch.optim.Optimizer)
         and value is not torch.optim.Optimizer
     )
-
-
-def _close(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return (
-        f"; did you mean '{close[0]}'?" if close else f'; choose from {", ".join(sorted(known))}.'
-    )
-
-
-def _some(items: list[str]) -> str:
-    return ', '.join(items[:5]) + (f' and {len(items) - 5} more' if len(items) > 5 else '')
 
 
 def _warn_of_changes(

@@ -41,25 +41,32 @@ class SRModel(BaseModel):
 
     def __init__(self, opt: dict):
         super().__init__(opt)
+        self._check_metrics()
         self.net_g = self.model_to_device(build_network(opt['network_g']))
         self.print_network(self.net_g)
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
         self.image_results: dict[str, dict[str, float]] = {}
         self.panels: list[dict[str, Any]] = []
-        self._full_reference_skipped = False
         if self.is_train:
             self.init_training_settings()
 
-    def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> bool:
-        """Load what ``path.pretrain_network_<label>`` names; False if it names nothing."""
+    def _check_metrics(self) -> None:
+        """Refuse metrics that do not exist or lack an argument, before anything is trained."""
+        for name, options in ((self.opt.get('val') or {}).get('metrics') or {}).items():
+            metric = METRIC_REGISTRY.get(options['type'])
+            arguments = {key: value for key, value in options.items() if key != 'type'}
+            try:
+                inspect.signature(metric).bind(img=None, img2=None, **arguments)
+            except TypeError as error:
+                raise ValueError(f'val.metrics.{name} ({options["type"]}): {error}.') from error
+
+    def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> None:
+        """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
         path = self.opt['path']
         load_path = path.get(f'pretrain_network_{label}')
-        if load_path is None:
-            return False
-        self.load_network(net, load_path, path.get(f'strict_load_{label}', True), param_key)
-        return True
-
-    # ------------------------------------------------------------------ training
+        if load_path is not None:
+            strict = path.get(f'strict_load_{label}', True)
+            self.load_network(net, load_path, strict, param_key)
 
     def init_training_settings(self) -> None:
         self.net_g.train()
@@ -68,8 +75,8 @@ class SRModel(BaseModel):
         if self.ema_decay > 0:
             logger.info('Use Exponential Moving Average with decay: %s', self.ema_decay)
             self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
-            if not self._load_pretrained(self.net_g_ema, 'g', 'params_ema'):
-                self.model_ema(0)  # a copy
+            self.model_ema(0)  # a copy: where weights are loaded in part, both begin alike
+            self._load_pretrained(self.net_g_ema, 'g', 'params_ema')
             self.net_g_ema.eval()
         self.init_losses()
         self.setup_optimizers()
@@ -87,7 +94,9 @@ class SRModel(BaseModel):
             raise ValueError('no loss: give train.pixel_opt or train.perceptual_opt.')
 
     def setup_optimizers(self) -> None:
-        options = dict(self.opt['train']['optim_g'])
+        options = dict(self.opt['train'].get('optim_g') or {})
+        if 'type' not in options:
+            raise ValueError('train.optim_g needs a type, such as {type: Adam, lr: 1e-4}.')
         trained = [p for p in self.net_g.parameters() if p.requires_grad]
         frozen = [n for n, p in self.net_g.named_parameters() if not p.requires_grad]
         if frozen:
@@ -128,8 +137,6 @@ class SRModel(BaseModel):
         if self.ema_decay > 0:
             self.model_ema(decay=self.ema_decay)
 
-    # ------------------------------------------------------------------ restoring
-
     def _network(self) -> torch.nn.Module:
         """The network that restores: the averaged one, if there is one."""
         return self.net_g_ema if hasattr(self, 'net_g_ema') else self.get_bare_model(self.net_g)
@@ -138,10 +145,12 @@ class SRModel(BaseModel):
         """The network's result, in eval mode."""
         net = self._network()
         was_training = net.training
-        net.eval()
+        if was_training:  # networks may keep things from one evaluation to the next
+            net.eval()
         with torch.no_grad():
             output = net(lq)
-        net.train(was_training)
+        if was_training:
+            net.train()
         return output
 
     def test(self) -> None:
@@ -166,8 +175,6 @@ class SRModel(BaseModel):
         if hasattr(self, 'gt'):
             visuals['gt'] = self.gt.detach().cpu()
         return visuals
-
-    # ------------------------------------------------------------------ validation
 
     def dist_validation(
         self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
@@ -202,7 +209,6 @@ class SRModel(BaseModel):
         val_opt = self.opt['val']
         restore = self.test_selfensemble if val_opt.get('self_ensemble') else self.test
         self._initialize_best_metric_results(dataset_name)
-        self._full_reference_skipped = False
         self.panels = []
 
         scores = []
@@ -218,14 +224,14 @@ class SRModel(BaseModel):
             if save_img:
                 imwrite(images['result'], self._image_path(dataset_name, name, current_iter))
             scores.append((index, name, self.score_images(images, name)))
-            if index < val_opt.get('log_images', 0):
+            if len(self.panels) < val_opt.get('log_images', 0):
                 self.panels.append({'name': name, **images, 'metrics': scores[-1][2]})
             # Nothing of this image stays on the device while the next one is restored.
             del self.lq, self.output
 
         scores = sorted(gather_lists(scores))
         self.image_results = {name: values for _, name, values in scores}
-        self._finish_validation(dataset_name, current_iter, tb_logger)
+        self._finish_validation([v for _, _, v in scores], dataset_name, current_iter, tb_logger)
 
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
@@ -241,7 +247,6 @@ class SRModel(BaseModel):
             data['img2'] = images['gt']
         for metric, options in (self.opt['val'].get('metrics') or {}).items():
             if 'gt' not in images and _needs_reference(METRIC_REGISTRY.get(options['type'])):
-                self._notice_missing_gt(metric)
                 continue
             try:
                 values[metric] = float(calculate_metric(data, options))
@@ -251,19 +256,20 @@ class SRModel(BaseModel):
                 logger.warning('Metric %s of image %s is NaN.', metric, name)
         return values
 
-    def _notice_missing_gt(self, metric: str) -> None:
-        if not self._full_reference_skipped:
-            logger.info('No GT: metrics that compare with it (such as %s) are left out.', metric)
-            self._full_reference_skipped = True
-
     def _finish_validation(
-        self, dataset_name: str, current_iter: int | str, tb_logger: Any
+        self,
+        scores: list[dict[str, float]],
+        dataset_name: str,
+        current_iter: int | str,
+        tb_logger: Any,
     ) -> None:
         """Average the scores over the images, keep the best ones, and log them."""
         self.metric_results = {}
         for metric in self.opt['val'].get('metrics') or {}:
-            values = [v[metric] for v in self.image_results.values() if metric in v]
+            values = [values[metric] for values in scores if metric in values]
             if not values:
+                if scores:
+                    logger.info('No GT: %s, which compares with it, is left out.', metric)
                 continue
             # Equal images have an infinite PSNR; the mean is over the others.
             finite = [value for value in values if not math.isinf(value)]
@@ -273,7 +279,7 @@ class SRModel(BaseModel):
             mean = math.fsum(finite) / len(finite) if finite else values[0]
             self.metric_results[metric] = mean
             self._update_best_metric_result(dataset_name, metric, mean, current_iter)
-        if not self.image_results:
+        if not scores:
             logger.warning('Validation %s: the set is empty.', dataset_name)
         self._log_validation_metric_values(current_iter, dataset_name, tb_logger)
 
@@ -295,8 +301,6 @@ class SRModel(BaseModel):
                 tag = f'{dataset_name}/{panel["name"]}'
                 tb_logger.add_image(tag, side_by_side(panel), step)
         tb_logger.flush()
-
-    # ------------------------------------------------------------------ checkpoints
 
     def save(self, epoch: int, current_iter: int) -> None:
         nets, keys = [self.net_g], ['params']

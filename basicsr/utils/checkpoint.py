@@ -1,17 +1,14 @@
 """Checkpoint files: written whole or not at all, read without running code."""
 
 import logging
-import os
-import shutil
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from .misc import sizeof_fmt
+from .misc import atomic_path
 
 logger = logging.getLogger(__name__)
 
@@ -19,41 +16,13 @@ logger = logging.getLogger(__name__)
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
 
-@contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which takes its place when the block ends without error.
-
-    A crash at any moment leaves either the old file or the new one.
-
-    Raises:
-        OSError: The file could not be written; says where and how much space is free.
-    """
-    path = Path(path)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    try:
-        yield temporary
-        with temporary.open('rb+') as file:
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
-        raise OSError(f'cannot write {path} (free space: {free}): {error}') from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_stale_temporaries(folder: str | Path) -> None:
-    """Remove what a killed process left behind in the middle of a write."""
-    for file in Path(folder).glob('.*.tmp'):
-        file.unlink(missing_ok=True)
-
-
 def save_checkpoint(content: dict, path: str | Path) -> None:
     """Write tensors and plain Python values to ``path``, atomically."""
     with atomic_path(path) as temporary:
-        torch.save(content, temporary)
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # so torch reports a full disk
+            raise OSError(str(error)) from error
 
 
 def load_checkpoint(path: str | Path) -> Any:

@@ -1,6 +1,5 @@
 """Pictures of a run: results side by side, and curves."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import atomic_path
 from .img_util import cv2
+from .logger import read_rows
 from .matlab_functions import imresize
+from .misc import atomic_path
 
-# A restored image, and what belongs to it: 'name', 'lq', 'result' and perhaps 'gt', all uint8 BGR.
+# A restored image: 'name', 'metrics', and 'lq', 'result' and perhaps 'gt', all uint8 BGR.
 Panel = Mapping[str, Any]
 
 
@@ -28,12 +28,17 @@ def enlarge(lq: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.clip(np.rint(large), 0, 255).astype(np.uint8)
 
 
-def side_by_side(panel: Panel) -> np.ndarray:
-    """LQ (nearest neighbour), result and GT in one (h, w, 3) RGB image."""
+def side_by_side(panel: Panel, limit: int = 512) -> np.ndarray:
+    """LQ (nearest neighbour), result and GT in one (h, w, 3) RGB image.
+
+    Of images larger than ``limit`` pixels the middle is shown.
+    """
     height, width = panel['result'].shape[:2]
     lq = cv2.resize(panel['lq'], (width, height), interpolation=cv2.INTER_NEAREST)
     images = [lq, panel['result'], *([panel['gt']] if 'gt' in panel else [])]
-    return np.concatenate([_rgb(image)[:height] for image in images], axis=1)
+    top, left = (max(side - limit, 0) // 2 for side in (height, width))
+    window = slice(top, top + limit), slice(left, left + limit)
+    return np.concatenate([_rgb(image[window]) for image in images], axis=1)
 
 
 def _rgb(image: np.ndarray) -> np.ndarray:
@@ -50,21 +55,19 @@ def write_comparison(
     """Write one row per image: LQ enlarged by bicubic | result | GT, with scores in the captions.
 
     Args:
-        score: From {'result', 'gt'} and a name to scores.
+        score: From {'result', 'gt'} and a name to scores, for the bicubic images.
     """
     columns = 3 if any('gt' in panel for panel in panels) else 2
     figure = _figure(4 * columns, 4.3 * len(panels))
     axes = figure.subplots(len(panels), columns, squeeze=False)
     for row, panel in zip(axes, panels, strict=True):
         bicubic = enlarge(panel['lq'], panel['result'].shape[:2])
-        images = [('bicubic', bicubic), ('result', panel['result'])]
-        captions = []
-        for label, image in images:
-            scores = score({'result': image, **({'gt': panel['gt']} if 'gt' in panel else {})}, '')
-            captions.append(f'{label}\n{_caption(scores)}')
-        images += [('GT', panel['gt'])] if 'gt' in panel else []
-        captions += [f'{panel["name"]} (ground truth)\n'] if 'gt' in panel else []
-        for axis, (_, image), caption in zip(row, images, captions, strict=False):
+        gt = {'gt': panel['gt']} if 'gt' in panel else {}
+        images = [bicubic, panel['result'], *gt.values()]
+        scores = score({'result': bicubic, **gt}, panel['name'])
+        captions = [f'bicubic\n{_caption(scores)}', f'result\n{_caption(panel["metrics"])}']
+        captions += [f'{panel["name"]} (ground truth)\n'] * len(gt)
+        for axis, image, caption in zip(row, images, captions, strict=False):
             axis.imshow(_rgb(image))
             axis.set_title(caption, fontsize=10)
         for axis in row:
@@ -85,10 +88,9 @@ def _caption(scores: Mapping[str, float]) -> str:
 def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
     """Draw the losses and validation scores of a ``metrics.jsonl``; False if it has none."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for line in Path(metrics_file).read_text(encoding='utf-8').splitlines():
-        row = json.loads(line)
+    for row in read_rows(metrics_file):
         for tag, value in row.items():
-            if tag.startswith(('losses/', 'metrics/')):
+            if tag.startswith(('losses/', 'metrics/')) and value is not None:
                 curves[tag].append((row['iter'], value))
     losses = [tag for tag in curves if tag.startswith('losses/')]
     groups = {'loss': losses} if losses else {}

@@ -1,7 +1,6 @@
 """Images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from .misc import atomic_path
 
 try:
     import cv2  # other modules import it from here, for the sake of the message below
@@ -161,15 +162,8 @@ def imwrite(
         raise OSError(f'Cannot write {path}: OpenCV cannot encode {img.dtype} {img.shape}.')
     if auto_mkdir:
         path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'.{path.stem}.{os.getpid()}{path.suffix}')
-    try:
-        part.write_bytes(buffer.tobytes())
-        os.replace(part, path)
-    except OSError as error:
-        message = f'Cannot write the image: {error.strerror}'
-        raise OSError(error.errno, message, str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_path(path, durable=False) as temporary:
+        temporary.write_bytes(buffer.tobytes())
 
 
 def crop_border(imgs: Any, crop_border: int) -> Any:

@@ -3,12 +3,14 @@
 ``<name>.lmdb/meta_info.txt`` has a line ``<key>.png (<h>,<w>,<c>) <compression level>`` per image.
 """
 
-import sys
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .img_util import cv2
+
+_MOST_PENDING_BYTES = 2**28  # committed earlier than the batch is full
 
 
 def read_img_worker(
@@ -45,26 +47,22 @@ def make_lmdb_from_imgs(
         map_size: Largest size of the database in bytes; it grows as needed if not given.
 
     Raises:
-        SystemExit: ``lmdb_path`` exists; nothing is overwritten.
+        FileExistsError: ``lmdb_path`` exists; nothing is overwritten.
         ValueError: The lists differ in length, the name does not end with .lmdb, or a file is
-            not an image.
+            not an image; what has been written is removed.
     """
     if len(img_path_list) != len(keys):
         raise ValueError(f'{len(img_path_list)} images need as many keys, got {len(keys)}.')
-    lmdb_path = Path(lmdb_path)
-    if lmdb_path.suffix != '.lmdb':
-        raise ValueError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
-    if lmdb_path.exists():
-        sys.exit(f'{lmdb_path} already exists; remove it or choose another name.')
-
     maker = LmdbMaker(lmdb_path, map_size or 2**26, batch, compress_level, grow=map_size is None)
     try:
         paths = [Path(data_path) / path for path in img_path_list]
         threads = n_thread if multiprocessing_read else 1
         for key, data, shape in _read_in_order(paths, keys, compress_level, threads):
             maker.put(data, key, shape)
-    finally:
         maker.close()
+    except BaseException:
+        shutil.rmtree(lmdb_path)
+        raise
 
 
 def _read_in_order(
@@ -102,7 +100,7 @@ class LmdbMaker:
         if lmdb_path.suffix != '.lmdb':
             raise ValueError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
         if lmdb_path.exists():
-            sys.exit(f'{lmdb_path} already exists; remove it or choose another name.')
+            raise FileExistsError(f'{lmdb_path} already exists; remove it or choose another name.')
         self.batch = batch
         self.compress_level = compress_level
         self._grow = grow
@@ -110,11 +108,13 @@ class LmdbMaker:
         self._env = lmdb.open(str(lmdb_path), map_size=map_size)
         self._meta = (lmdb_path / 'meta_info.txt').open('w', encoding='utf-8')
         self._pending: list[tuple[str, bytes, tuple[int, int, int]]] = []
+        self._pending_bytes = 0
 
     def put(self, img_byte: bytes, key: str, img_shape: tuple[int, int, int]) -> None:
         """Add one encoded image of shape (height, width, channels)."""
         self._pending.append((key, img_byte, img_shape))
-        if len(self._pending) >= self.batch or sum(len(p[1]) for p in self._pending) > 2**28:
+        self._pending_bytes += len(img_byte)
+        if len(self._pending) >= self.batch or self._pending_bytes > _MOST_PENDING_BYTES:
             self._commit()
 
     def close(self) -> None:
@@ -136,4 +136,4 @@ class LmdbMaker:
             return
         for key, _, (height, width, channels) in self._pending:
             self._meta.write(f'{key}.png ({height},{width},{channels}) {self.compress_level}\n')
-        self._pending = []
+        self._pending, self._pending_bytes = [], 0

@@ -3,17 +3,18 @@
 import datetime
 import json
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Mapping
-from logging.handlers import MemoryHandler
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .checkpoint import atomic_path
 from .dist_util import get_dist_info
-from .misc import mkdir_and_rename
+from .misc import atomic_path, mkdir_and_rename
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,17 @@ class _ConsoleHandler(logging.StreamHandler):
             super().emit(record)
 
 
+class _EarlyLines(logging.Handler):
+    """Keeps what is said before there is a log file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=1000)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record) + '\n')
+
+
 def get_root_logger(
     logger_name: str = 'basicsr', log_level: int = logging.INFO, log_file: str | Path | None = None
 ) -> logging.Logger:
@@ -44,17 +56,15 @@ def get_root_logger(
     root.propagate = False
     if not any(isinstance(handler, _ConsoleHandler) for handler in root.handlers):
         _add_handler(root, _ConsoleHandler())
-        _add_handler(root, MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1))
+        _add_handler(root, _EarlyLines())
     if log_file is not None and rank == 0:
-        file_handler = logging.FileHandler(log_file, mode='w', encoding='utf-8')
+        early = [line for h in root.handlers if isinstance(h, _EarlyLines) for line in h.lines]
+        Path(log_file).write_text(''.join(early), encoding='utf-8')
         for handler in root.handlers[:]:
-            if isinstance(handler, MemoryHandler):
-                file_handler.setFormatter(handler.formatter)
-                handler.setTarget(file_handler)
             if not isinstance(handler, _ConsoleHandler):  # the file of an earlier run, too
                 handler.close()
                 root.removeHandler(handler)
-        _add_handler(root, file_handler)
+        _add_handler(root, logging.FileHandler(log_file, encoding='utf-8'))
     return root
 
 
@@ -197,7 +207,7 @@ class ScalarWriter:
         for writer in self._writers[:]:
             try:
                 getattr(writer, method)(*args)
-            except Exception as error:
+            except Exception as error:  # a server, a disk, another package: anything may fail
                 self._writers.remove(writer)
                 logger.warning(
                     '%s failed and is switched off for the rest of the run: %s',
@@ -230,7 +240,7 @@ class _RowWriter:
 
 
 class JsonlWriter(_RowWriter):
-    """Rows as lines ``{"iter": 20, "lr": 0.001, …}`` of a file.
+    """Rows as lines ``{"iter": 20, "lr": 0.001, …}`` of a file; null stands for infinity and NaN.
 
     Args:
         path: The file; a resumed run goes on in it.
@@ -243,11 +253,10 @@ class JsonlWriter(_RowWriter):
         self.path = Path(path)
         kept = []
         if resume_iter and self.path.exists():
-            for line in self.path.read_text(encoding='utf-8').splitlines():
-                row = _parse_row(line)
+            for row in read_rows(self.path):
                 validation = any(key.startswith('metrics/') for key in row)
-                if row.get('iter', resume_iter + 1) <= resume_iter - validation:
-                    kept.append(line + '\n')
+                if row['iter'] <= resume_iter - validation:
+                    kept.append(json.dumps(row) + '\n')
         with atomic_path(self.path) as temporary:
             temporary.write_text(''.join(kept), encoding='utf-8')
 
@@ -255,15 +264,19 @@ class JsonlWriter(_RowWriter):
         """Images have their own files."""
 
     def _write(self, row: dict[str, Any]) -> None:
+        # JSON has no infinity, which is the PSNR of equal images, and no NaN.
+        row = {key: value if math.isfinite(value) else None for key, value in row.items()}
         with self.path.open('a', encoding='utf-8') as file:
             file.write(json.dumps(row) + '\n')
 
 
-def _parse_row(line: str) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:  # the last line of a killed run
-        return {}
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``, without the half a line that a killed run may end with."""
+    rows = []
+    for line in Path(path).read_text(encoding='utf-8').splitlines():
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 class TensorBoardWriter:

@@ -3,8 +3,10 @@
 import logging
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .dist_util import master_only
@@ -82,6 +84,42 @@ def _scan(
                     yield entry.path if full_path else os.path.relpath(entry.path, root)
             elif recursive and entry.is_dir():
                 yield from _scan(root, entry.path, suffix, recursive, full_path)
+
+
+@contextmanager
+def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
+    """A temporary path beside ``path``, which takes its place when the block ends without error.
+
+    A crash at any moment leaves either the old file or the new one.
+
+    Args:
+        durable: Wait until the disk has it, so that this is true of a power cut as well.
+
+    Raises:
+        OSError: The file could not be written; says where and how much space is free.
+    """
+    path = Path(path)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        yield temporary
+        if durable:
+            with temporary.open('rb+') as file:
+                os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
+        message = f'cannot write {path} (free space: {free}): {error.strerror or error}'
+        raise OSError(*filter(None, [error.errno]), message) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_stale_temporaries(folder: str | Path) -> None:
+    """Remove what a killed process left behind in the middle of a write."""
+    for file in Path(folder).rglob('.*.tmp'):
+        file.unlink(missing_ok=True)
 
 
 def check_resume(opt: dict, resume_iter: int) -> None:

@@ -1,9 +1,4 @@
-"""From an option file and a command line to one complete, checked dict.
-
-The tables below are the runner's own options: name, type, default, meaning. Everything else in an
-option file belongs to a component (network, dataset, loss, metric, optimizer), whose constructor
-signature is its schema.
-"""
+"""From an option file and a command line to one complete, checked dict."""
 
 import argparse
 import difflib
@@ -14,11 +9,12 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
+from .option_tables import Section, TestOptions, TrainingOptions
 from .yaml_util import KeyPath, Loader, OptionError, load_with_lines, ordered_yaml, yaml_load
 
 __all__ = [
@@ -32,216 +28,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-# ---------------------------------------------------------------------------- tables
-
-
-class Section(BaseModel):
-    """A table of options: ``~`` means the default, and keys that it does not know are kept."""
-
-    model_config = ConfigDict(extra='allow', protected_namespaces=())
-
-    # Optional keys that components read, blank-separated: known for spelling, never filled in.
-    also_known: ClassVar[str] = ''
-    # Families of keys that end in a name of the user's own, like network_<name>.
-    families: ClassVar[tuple[str, ...]] = ()
-    # Whether a component's constructor reads and checks the keys that are not known here.
-    has_component: ClassVar[bool] = False
-    # Why keys that are not known here are refused; '' lets them pass.
-    refusal: ClassVar[str] = ''
-
-    @model_validator(mode='before')
-    @classmethod
-    def _drop_tildes(cls, section: Any) -> Any:
-        if not isinstance(section, dict):
-            return section
-        return {k: v for k, v in section.items() if v is not None or k not in cls.model_fields}
-
-    @classmethod
-    def defaults(cls) -> Self:
-        return cls.model_validate({})
-
-    @classmethod
-    def known(cls) -> set[str]:
-        """Names of all keys that are spelt right."""
-        return {*cls.model_fields, *cls.also_known.split()}
-
-    @classmethod
-    def is_known(cls, key: str) -> bool:
-        return key in cls.known() or key.startswith(cls.families)
-
-    @classmethod
-    def inner(cls, key: str) -> 'type[Section] | None':
-        """The table of the section ``key``; None if ``key`` is a value or a component's."""
-        annotation = cls.model_fields[key].annotation if key in cls.model_fields else None
-        for candidate in (annotation, *getattr(annotation, '__args__', ())):
-            if isinstance(candidate, type) and issubclass(candidate, Section):
-                return candidate
-        return None
-
-
-class DatasetOptions(Section):
-    """Keys of ``datasets.val*`` and ``datasets.test*``."""
-
-    has_component = True
-    also_known = (
-        'phase scale dataroot_gt dataroot_lq io_backend meta_info_file meta_info filename_tmpl '
-        'recursive gt_size pad_small use_hflip use_rot color mean std cache'
-    )
-
-    name: str = Field('', description='used in log lines and result folders; default: the key')
-    type: str = Field(description='class in DATASET_REGISTRY')
-    num_worker_per_gpu: int = Field(0, ge=0, description='loader processes per rank')
-    pin_memory: bool = Field(False, description='page-locked batches; needed by prefetch_mode cuda')
-    persistent_workers: bool = Field(False, description='keep loader processes between passes')
-
-
-class TrainDatasetOptions(DatasetOptions):
-    """Keys of ``datasets.train``."""
-
-    batch_size_per_gpu: int = Field(ge=1, description='samples per rank and step')
-    num_worker_per_gpu: int = Field(
-        default_factory=lambda: min(4, os.cpu_count() or 1), ge=0, description='per rank'
-    )
-    dataset_enlarge_ratio: int | float = Field(
-        1, gt=0, description='repeats of the set in one epoch'
-    )
-    prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
-        None, description='cpu: a thread keeps batches ready; cuda: also copies them ahead'
-    )
-    cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
-    num_prefetch_queue: int = Field(1, ge=1, description='batches kept ready by prefetch_mode cpu')
-
-
-class DatasetsOptions(Section):
-    """Keys of ``datasets``, each a phase or <phase>_<name of the user's own>."""
-
-    __pydantic_extra__: dict[str, DatasetOptions]
-
-    @classmethod
-    def inner(cls, key: str) -> type[Section] | None:
-        return super().inner(key) or DatasetOptions
-
-
-class TrainingDatasets(DatasetsOptions):
-    """Keys of ``datasets`` in a training run."""
-
-    also_known = 'val'
-    families = ('val_',)
-    refusal = 'unknown phase; the datasets here are train, val, val_<name>'
-
-    train: TrainDatasetOptions
-
-
-class TestDatasets(DatasetsOptions):
-    """Keys of ``datasets`` in a test run."""
-
-    also_known = 'val test'
-    families = ('val_', 'test_')
-    refusal = 'unknown phase; the datasets here are val, val_<name>, test, test_<name>'
-
-
-class PathOptions(Section):
-    """Keys of ``path``."""
-
-    also_known = (
-        'pretrain_network_g pretrain_network_d param_key_g param_key_d strict_load_g '
-        'strict_load_d models training_states log visualization'
-    )
-    families = ('pretrain_network_', 'param_key_', 'strict_load_')
-
-    resume_state: str | None = Field(None, description='a .state file to go on from')
-    ignore_resume_networks: list[str] | None = Field(
-        None, description='network_* that a resume loads from its pretrain_network_* after all'
-    )
-    experiments_root: str | None = Field(None, description='parent of run folders; experiments')
-    results_root: str | None = Field(None, description='parent of test folders; results')
-    random_weights: bool = Field(False, description='test without pretrain_network_g on purpose')
-
-
-class TrainOptions(Section):
-    """Keys of ``train``."""
-
-    also_known = (
-        'optim_g optim_d scheduler pixel_opt perceptual_opt gan_opt ldl_opt net_d_iters '
-        'net_d_init_iters'
-    )
-    families = ('optim_',)
-
-    total_iter: int = Field(ge=1, description='optimizer steps of the run')
-    warmup_iter: int = Field(-1, description='linear learning-rate warm-up; -1: none')
-    ema_decay: float = Field(0.0, ge=0, lt=1, description='0: no averaged copy of net_g')
-
-
-class ValOptions(Section):
-    """Keys of ``val``."""
-
-    val_freq: int | None = Field(None, ge=1, description='iterations; ~: at the end alone')
-    save_img: bool = Field(False, description='write result images')
-    suffix: str | None = Field(None, description='ending of image names; ~: the experiment name')
-    pbar: bool = Field(False, description='progress bar over the images')
-    metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
-    self_ensemble: bool = Field(False, description='mean over eight flips and rotations')
-    log_images: int = Field(4, ge=0, description='images per set shown in TensorBoard and wandb')
-
-
-class WandbOptions(Section):
-    """Keys of ``logger.wandb``; others go to ``wandb.init`` as they are."""
-
-    also_known = 'entity mode group tags notes job_type dir save_code settings name id'
-
-    project: str | None = Field(None, description='~: no wandb')
-    resume_id: str | None = Field(None, description='run to go on with; ~: the one of the folder')
-
-
-class LoggerOptions(Section):
-    """Keys of ``logger``."""
-
-    print_freq: int = Field(100, ge=1, description='iterations between log lines')
-    save_checkpoint_freq: int = Field(5000, ge=1, description='iterations between checkpoints')
-    use_tb_logger: bool = Field(True, description='TensorBoard events in tb_logger/<name>')
-    wandb: WandbOptions = Field(default_factory=WandbOptions.defaults)
-
-
-class Options(Section):
-    """Top-level keys."""
-
-    families = ('network_',)
-
-    name: str = Field(
-        pattern=r'^\w[^/\\:*?"<>|]*$', description='of the run; debug inside: debug mode'
-    )
-    model_type: str = Field(description='class in MODEL_REGISTRY')
-    scale: int | None = Field(None, ge=1, description='GT size / LQ size')
-    num_gpu: Annotated[int, Field(ge=0)] | Literal['auto'] = Field(
-        'auto', description='0: CPU; auto: all GPUs'
-    )
-    manual_seed: int | None = Field(None, ge=0, description='~: drawn, and logged')
-    deterministic: bool = Field(False, description='deterministic kernels only; slower on GPUs')
-    strict_options: bool = Field(True, description='refuse keys that nearly spell a known one')
-    plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
-    path: PathOptions = Field(default_factory=PathOptions.defaults)
-    val: ValOptions | None = None
-    dist_params: dict[str, Any] = Field({}, description='backend, port, timeout')
-    find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
-
-
-class TrainingOptions(Options):
-    """Top-level keys of a training run."""
-
-    datasets: TrainingDatasets
-    train: TrainOptions
-    logger: LoggerOptions = Field(default_factory=LoggerOptions.defaults)
-
-
-class TestOptions(Options):
-    """Top-level keys of a test run."""
-
-    datasets: TestDatasets
-    val: ValOptions = Field(default_factory=ValOptions.defaults)
-
-
-# ---------------------------------------------------------------------------- command line
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -310,9 +96,6 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
     return key
 
 
-# ---------------------------------------------------------------------------- checking
-
-
 class _OptionFile:
     """An option file on its way to complete options; gathers every problem with its place."""
 
@@ -340,6 +123,7 @@ class _OptionFile:
         """
         complete: dict = {}
         self._check_spelling(self._table, self._opt)
+        self._check_components()
         try:
             complete = self._table.model_validate(self._opt).model_dump()
         except ValidationError as error:
@@ -368,6 +152,20 @@ class _OptionFile:
                 self._add(key_path, f"unknown key; did you mean '{close[0]}'?")
             else:
                 self.unread.append('.'.join(key_path))
+
+    def _check_components(self) -> None:
+        """Every section that describes a component names its type."""
+        train, val = (self._opt.get(key) for key in ('train', 'val'))
+        components = {(k,): v for k, v in self._opt.items() if str(k).startswith('network_')}
+        for key, value in train.items() if isinstance(train, dict) else ():
+            if key == 'scheduler' or str(key).startswith('optim_') or str(key).endswith('_opt'):
+                components['train', key] = value
+        metrics = val.get('metrics') if isinstance(val, dict) else None
+        for key, value in metrics.items() if isinstance(metrics, dict) else ():
+            components['val', 'metrics', key] = value
+        for path, value in components.items():
+            if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
+                self._add(tuple(map(str, path)), f'needs a section with a type, got {value!r}')
 
     def _add(self, path: KeyPath, text: str) -> None:
         line, place = self._place(path)
@@ -411,9 +209,6 @@ def _explain(causes: list[Any]) -> str:
     return f'{" or ".join(texts)}, got {given!r}'
 
 
-# ---------------------------------------------------------------------------- the whole
-
-
 def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, argparse.Namespace]:
     """Read the command line and its option file; join the process group; seed.
 
@@ -446,6 +241,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     get_root_logger()
     opt['dist'] = launcher != 'none'
     opt['rank'], opt['world_size'] = get_dist_info()
+    opt['root_path'] = str(root_path)
     opt['is_train'], opt['auto_resume'] = is_train, args.auto_resume
     if file.unread:
         logger.warning(
@@ -481,10 +277,12 @@ def _plugin_folder(folder: str, option_file: str) -> str:
     raise FileNotFoundError(f'plugins: no folder {beside.resolve()}, nor {here.resolve()}.')
 
 
-def _usable_gpus(num_gpu: int | str) -> int:
+def _usable_gpus(num_gpu: int | str | None) -> int:
     import torch
 
     available = torch.cuda.device_count()
+    if num_gpu is None:
+        return min(1, available)
     if num_gpu == 'auto':
         return available
     if int(num_gpu) > available:

@@ -10,7 +10,8 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,26 @@ class Registry:
                 if key in self._obj_map:
                     return self._obj_map[key]
         raise KeyError(self._unknown(name, suffix))
+
+    def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
+        """Call the entry ``opt['type']`` with the other options; ``opt`` stays as it is.
+
+        Args:
+            given: Further arguments, which are not options.
+
+        Raises:
+            KeyError: ``opt`` has no type, or no entry has that name.
+            TypeError: The entry does not take one of the options, or misses one.
+        """
+        options = deepcopy(dict(opt))
+        if 'type' not in options:
+            raise KeyError(f"the options {options} have no 'type', the name of the {self._name}.")
+        entry = self.get(options.pop('type'))
+        try:
+            return entry(**given, **options)
+        except TypeError as error:
+            error.add_note(f"while building {self._name} '{opt['type']}' from {dict(opt)}")
+            raise
 
     def __contains__(self, name: object) -> bool:
         self._import_home()

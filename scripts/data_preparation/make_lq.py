@@ -30,7 +30,10 @@ def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.nd
         if not may_crop:
             raise ValueError(f'{change}: name a folder for cropped images with --gt-output.')
         tqdm.write(f'{change}: cropped to {gt.shape[1]} x {gt.shape[0]}.', file=sys.stderr)
-    return gt, reduce_image(gt, scale)
+    try:
+        return gt, reduce_image(gt, scale)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from error
 
 
 def main(args: argparse.Namespace) -> str:

@@ -171,7 +171,7 @@ def test_build_network_suggests_a_name_for_a_misspelt_type():
 
 
 def test_build_network_asks_for_a_type():
-    with pytest.raises(KeyError, match="lack 'type'"):
+    with pytest.raises(KeyError, match="have no 'type', the name of the arch"):
         build_network({'num_feat': 64})
 
 

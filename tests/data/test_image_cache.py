@@ -8,6 +8,7 @@ import pickle
 import random
 import signal
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -129,15 +130,34 @@ def test_a_full_disk_ends_the_filling_with_one_warning(cache, monkeypatch, caplo
     cache.put(0, STAMP, image(0))
     size = (cache.folder / 'pixels.bin').stat().st_size
 
-    def half(file, data, offset, write=os.pwrite):
-        write(file, data[: len(data) // 2], offset)
-        raise OSError(errno.ENOSPC, 'No space left on device')
+    class FullDisk:
+        """A file on a disk that takes half of what is written."""
 
-    monkeypatch.setattr(os, 'pwrite', half)
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            self._file.write(data[: len(data) // 2])
+            self._file.flush()
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+    opened = Path.open
+    monkeypatch.setattr(Path, 'open', lambda self, *a, **k: FullDisk(opened(self, *a, **k)))
     cache.put(1, STAMP, image(1))
     cache.put(2, STAMP, image(2))
     assert (cache.folder / 'pixels.bin').stat().st_size == size
-    assert caplog.text.count('grows no further: the disk is full') == 1
+    assert caplog.text.count('grows no further') == 1
+    assert 'No space left on device' in caplog.text
+    monkeypatch.undo()
     assert cache.get(1, STAMP) is None
     assert np.array_equal(cache.get(0, STAMP), image(0))
 
@@ -270,8 +290,32 @@ def test_caches_can_be_listed_and_cleared(cache, tmp_path):
     listed = list_caches(tmp_path)
     assert listed[0]['folder'] == cache.folder
     assert listed[0]['first'] == '/data/0.png'
+    other = tmp_path / 'photos'
+    other.mkdir()
+    (other / 'about.json').write_text('{}')
+    (other / 'pixels.bin').write_text('somebody else')
+    (cache.folder / 'notes.txt').write_text('kept')
     size = (cache.folder / 'pixels.bin').stat().st_size
     assert listed[0]['size'] == size
     assert clear_caches(tmp_path) == size
     assert list_caches(tmp_path) == []
+    assert (other / 'pixels.bin').read_text() == 'somebody else'
+    assert [file.name for file in cache.folder.iterdir()] == ['notes.txt']
     assert json.dumps(list_caches(tmp_path / 'nothing')) == '[]'
+
+
+def test_a_cache_that_is_cleared_during_a_run_is_no_obstacle(cache, tmp_path, caplog):
+    cache.put(0, STAMP, image(0))
+    clear_caches(tmp_path)
+    got = cache.get(0, STAMP)
+    assert got is None or np.array_equal(got, image(0))
+    cache.put(1, STAMP, image(1))
+    assert 'grows no further' in caplog.text
+
+
+def test_auto_drops_caches_that_nobody_uses(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    old, new = (open_cache('auto', [name], 'color', 'x') for name in ('/old', '/new'))
+    os.utime(old.folder / 'about.json', (0, 0))
+    assert open_cache('auto', ['/new'], 'color', 'x').folder == new.folder
+    assert not old.folder.exists()

@@ -1,17 +1,27 @@
 """What the guide shows runs, and what it links to is there."""
 
+import json
 import re
 import runpy
 import sys
 
 import pytest
-from runs import rows
+from runs import log_text, rows
 
 from basicsr.utils import yaml_load
-from basicsr.utils.options import DatasetOptions, TrainDatasetOptions
+from basicsr.utils.option_tables import TrainDatasetOptions
 from basicsr.utils.registry import ARCH_REGISTRY
 
-LINK = re.compile(r'\]\(([^)\s]+)\)')
+
+@pytest.fixture
+def page(repository):
+    """The text of a Markdown file, or of the part below one of its headings."""
+
+    def read(name, heading=None):
+        text = (repository / name).read_text(encoding='utf-8')
+        return text.split(f'\n## {heading}\n')[1].split('\n## ')[0] if heading else text
+
+    return read
 
 
 def blocks(text, language):
@@ -19,18 +29,128 @@ def blocks(text, language):
     return re.findall(rf'^```{language}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
 
 
-def section(text, title):
-    return re.split(r'^## ', text, flags=re.MULTILINE)[
-        [part.partition('\n')[0] for part in re.split(r'^## ', text, flags=re.MULTILINE)].index(
-            title
-        )
-    ]
+@pytest.fixture
+def quickstart(repository, tmp_path, monkeypatch):
+    """The photographs of the first run, where a run in ``tmp_path`` looks for them."""
+    folder = tmp_path / 'datasets' / 'quickstart'
+    folder.parent.mkdir()
+    folder.symlink_to(repository / 'datasets' / 'quickstart')
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def short_opt(train_opt, image_pairs, quickstart):
+    """Two iterations at the scale of the guide's examples, with the YAML of a text merged in."""
+
+    def make(text=''):
+        opt = train_opt(scale=4, train__total_iter=2)
+        gt, lq = image_pairs('x4', scale=4)
+        for dataset in opt['datasets'].values():
+            dataset.update(dataroot_gt=gt, dataroot_lq=lq)
+        for block in blocks(text, 'yaml'):
+            merge(opt, yaml_load(block))
+        return opt
+
+    return make
 
 
 def merge(opt, new):
-    """Put the sections of ``new`` into ``opt``; one with a ``type`` is a component, and whole."""
+    """Put the sections of ``new`` into ``opt``; one with a ``type`` is a component, taken whole."""
     for key, value in new.items():
-        if isinstance(value, dict) and 'type' not in value and isinstance(opt.get(key), dict):
+        if isinstance(value, dict) and 'type' not in value:
             merge(opt[key], value)
         else:
             opt[key] = value
+
+
+def write_plugins(text, folder):
+    """Write the Python blocks that register something into files named by what that is."""
+    for code in blocks(text, 'python'):
+        for kind in re.findall(r'^@(\w+)_REGISTRY', code, re.MULTILINE):
+            (folder / f'guide_{kind.lower()}.py').write_text(code)
+
+
+def test_the_network_of_the_readme_trains(page, run, short_opt, tmp_path):
+    text = page('README.md', 'Your own network')
+    write_plugins(text, tmp_path)
+    folder = run(short_opt(text))
+    assert 'Network [MyNet] is created.' in log_text(folder)
+    assert len([row for row in rows(folder) if 'losses/l_pix' in row]) == 2
+
+
+def test_the_examples_of_the_guide_train_together(page, run, short_opt, tmp_path):
+    text = page('docs/extending.md')
+    write_plugins(text, tmp_path)
+    folder = run(short_opt(text))
+    for part in ('Network [SkipNet]', 'Dataset [ReducedDataset]', 'Model [TwoLossModel]'):
+        assert part in log_text(folder)
+    steps = [row for row in rows(folder) if 'lr' in row]
+    assert [{'losses/l_pix', 'losses/l_freq'} <= row.keys() for row in steps] == [True, True]
+    assert 0 < rows(folder)[-1]['metrics/val/mae'] < 255
+
+
+def test_the_loss_of_the_guide_trains_alone(page, run, short_opt, tmp_path):
+    text = page('docs/extending.md', 'A loss')
+    write_plugins(text, tmp_path)
+    opt = short_opt(text) | {'plugins': ['.']}
+    opt['network_g']['upscale'] = 4
+    assert 'Loss [FrequencyLoss] is created.' in log_text(run(opt))
+
+
+def test_a_package_of_ones_own_trains_as_the_guide_says(page, short_opt, tmp_path, monkeypatch):
+    network = blocks(page('docs/extending.md', 'A network'), 'python')[0]
+    program = blocks(page('docs/extending.md', 'In a package of your own'), 'python')[0]
+    (tmp_path / 'my_nets.py').write_text(network)
+    (tmp_path / 'train.py').write_text(program)
+    (tmp_path / 'x4.yml').write_text(json.dumps(short_opt() | {'network_g': {'type': 'SkipNet'}}))
+    # What is registered here is not that of another test.
+    monkeypatch.setattr(ARCH_REGISTRY, '_obj_map', dict(ARCH_REGISTRY._obj_map))
+    monkeypatch.setattr('basicsr.train.draw_results', lambda *_: None)
+    monkeypatch.setattr(sys, 'argv', ['train.py', '-opt', 'x4.yml'])
+    monkeypatch.syspath_prepend(tmp_path)
+    runpy.run_path('train.py', run_name='__main__')
+    del sys.modules['my_nets']
+    assert 'Network [SkipNet] is created.' in log_text(tmp_path / 'experiments' / 'tiny')
+
+
+def test_the_lmdbs_of_the_guide_are_written_and_trained_on(page, run, short_opt):
+    text = page('docs/data.md', 'LMDB')
+    exec(blocks(text, 'python')[0], {})
+    opt = short_opt(text)
+    opt['network_g']['upscale'] = 4
+    assert 'Number of train images: 10' in log_text(run(opt))
+
+
+def test_the_table_of_dataset_keys_has_every_key(page):
+    table = re.findall(r'^\| (`.+?) \|', page('docs/data.md', 'All keys'), re.MULTILINE)
+    filled_in, refused = {'phase', 'scale'}, {'meta_info'}
+    assert set(re.findall(r'\w+', ' '.join(table))) == (
+        TrainDatasetOptions.known() - filled_in - refused
+    )
+
+
+def test_every_yaml_of_the_guide_can_be_read(repository):
+    texts = [file.read_text(encoding='utf-8') for file in (repository / 'docs').glob('*.md')]
+    found = [yaml_load(block) for text in texts for block in blocks(text, 'yaml')]
+    assert len(found) > 8
+
+
+def anchors(text):
+    """Names of the headings of a Markdown text, as links spell them."""
+    headings = re.findall(r'^#+ (.+)$', text, re.MULTILINE)
+    return {re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-') for heading in headings}
+
+
+def test_every_relative_link_leads_to_a_file_and_a_heading_of_it(repository):
+    pages = [page for depth in ('', '*/', '*/*/') for page in repository.glob(f'{depth}*.md')]
+    broken = []
+    for page in pages:
+        for link in re.findall(r'\]\(([^)\s]+)\)', page.read_text(encoding='utf-8')):
+            if re.match(r'\w+:', link):
+                continue
+            name, _, heading = link.partition('#')
+            target = page.parent / name if name else page
+            if not target.exists() or (heading and heading not in anchors(target.read_text())):
+                broken.append(f'{page.relative_to(repository)}: {link}')
+    assert len(pages) > 8
+    assert broken == []

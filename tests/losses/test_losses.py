@@ -29,7 +29,7 @@ def test_a_wrong_argument_names_the_loss_and_its_options():
 def test_an_unknown_name_or_none_is_an_error_that_says_so():
     with pytest.raises(KeyError, match='Did you mean L1Loss'):
         build_loss({'type': 'L1Los'})
-    with pytest.raises(KeyError, match="lack 'type'"):
+    with pytest.raises(KeyError, match="have no 'type', the name of the loss"):
         build_loss({'loss_weight': 1})
 
 
@@ -39,7 +39,6 @@ def test_losses_can_be_imported_from_the_package_and_from_the_old_module():
     for name in ('CharbonnierLoss', 'L1Loss', 'MSELoss', 'WeightedTVLoss'):
         loss_class = LOSS_REGISTRY.get(name)
         assert getattr(basicsr.losses, name) is getattr(losses, name) is loss_class
-        assert name in basicsr.losses.__all__
     with pytest.raises(ImportError, match='NoLoss'):
         from basicsr.losses import NoLoss  # noqa: F401 (the import is the test)
 

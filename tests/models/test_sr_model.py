@@ -1,7 +1,6 @@
 """Training by regression, restoring and scoring images."""
 
 import json
-import math
 
 import cv2
 import numpy as np
@@ -133,7 +132,7 @@ def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt,
     last = rows(folder)[-1]
     assert set(last) == {'iter', 'metrics/val/niqe'}
     assert last['metrics/val/niqe'] > 0
-    assert log_text(folder).count('No GT: metrics that compare with it (such as psnr)') == 2
+    assert log_text(folder).count('No GT: psnr, which compares with it, is left out.') == 2
 
 
 def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, monkeypatch):
@@ -141,7 +140,8 @@ def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, mon
     monkeypatch.setattr('basicsr.models.sr_model.calculate_metric', lambda *_: next(values))
     opt = train_opt(val__val_freq=1, train__total_iter=2, logger__save_checkpoint_freq=1)
     opt['datasets']['val']['meta_info_file'] = 'one.txt'
-    opt['val']['metrics'] = {'error': {'type': 'calculate_psnr', 'better': 'lower'}}
+    error = {'type': 'calculate_psnr', 'crop_border': 0, 'better': 'lower'}
+    opt['val']['metrics'] = {'error': error}
     import pathlib
 
     pathlib.Path(opt['datasets']['val']['dataroot_gt']).parents[1].joinpath('one.txt').write_text(
@@ -174,7 +174,7 @@ def test_equal_images_are_listed_and_left_out_of_the_mean(run, train_opt, image_
         patch.setattr(SRModel, 'test', lambda self: setattr(self, 'output', zero(self)))
         results = run(opt, pipeline='test')
     scores = json.loads((results / 'results.json').read_text())['sets']['test']
-    assert scores['images']['0000']['psnr'] == math.inf
+    assert scores['images']['0000']['psnr'] is None  # infinite
     assert scores['metrics']['psnr'] == scores['images']['0001']['psnr'] < 60
     assert 'psnr: 1 of 2 images equal the GT' in log_text(results)
     assert folder.exists()
@@ -305,3 +305,25 @@ def test_pixels_are_what_the_network_makes(run, train_opt):
     expected = (out[0].clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()[..., ::-1]
     saved = cv2.imread(str(folder / 'visualization/0001/0001_1.png'))
     assert np.array_equal(saved, expected)
+
+
+def test_what_is_not_loaded_begins_alike_in_both_networks(model, tmp_path, train_opt):
+    """Of weights for x2, a x4 network and its average take what fits and share the rest."""
+    from basicsr.archs import build_network
+
+    small = build_network(train_opt()['network_g'])
+    torch.save({'params': small.state_dict()}, tmp_path / 'x2.pth')
+    sr = model(
+        path__pretrain_network_g=str(tmp_path / 'x2.pth'),
+        path__strict_load_g=False,
+        network_g__upscale=4,
+        scale=4,
+    )
+    for own, other in zip(sr.net_g.parameters(), sr.net_g_ema.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert torch.equal(sr.net_g.body[0].weight, small.body[0].weight)
+
+
+def test_an_optimizer_is_asked_for(model):
+    with pytest.raises(ValueError, match=r'train\.optim_g needs a type'):
+        model(train__optim_g=None)

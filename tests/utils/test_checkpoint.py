@@ -11,13 +11,12 @@ from torch import nn
 
 from basicsr.models.base_model import BaseModel
 from basicsr.utils.checkpoint import (
-    atomic_path,
     load_checkpoint,
-    remove_stale_temporaries,
     save_checkpoint,
     select_params,
     strip_wrapper_prefixes,
 )
+from basicsr.utils.misc import atomic_path, remove_stale_temporaries
 
 STATE = {'conv.weight': torch.arange(4.0), 'conv.bias': torch.ones(1)}
 

@@ -381,7 +381,7 @@ def test_forced_values_are_yaml(parse, text, value):
         ('network_g:rgb_mean:-1=0.5', ('network_g', 'rgb_mean', 2), 0.5),
         ('network_g:num_feat=8', ('network_g', 'num_feat'), 8),
         ('train:optim_g:weight_decay=1e-2', ('train', 'optim_g', 'weight_decay'), 1e-2),
-        ('train:optim_d={lr: 1}', ('train', 'optim_d'), {'lr': 1}),
+        ('train:optim_d={type: SGD}', ('train', 'optim_d'), {'type': 'SGD'}),
         ('val:metrics:psnr:crop_border=4', ('val', 'metrics', 'psnr', 'crop_border'), 4),
         ('val:suffix=x', ('val', 'suffix'), 'x'),
         ('datasets:val:cache_data=true', ('datasets', 'val', 'cache_data'), True),

@@ -1,0 +1,16 @@
+"""Words for messages."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """``; did you mean 'x'?`` if a known name is close, else a full stop."""
+    close = difflib.get_close_matches(str(name), sorted(map(str, known)), n=1)
+    return f"; did you mean '{close[0]}'?" if close else '.'
+
+
+def some(items: Sequence[str], count: int = 5) -> str:
+    """The first items, and how many more there are."""
+    more = f' and {len(items) - count} more' if len(items) > count else ''
+    return ', '.join(items[:count]) + more
