@@ -141,7 +141,8 @@ def load_resume_state(opt: dict) -> dict | None:
             path['resume_state'] = newest
             logger.info('--auto_resume: going on from %s', newest)
         else:
-            logger.info('--auto_resume: no state in %s; starting at iteration 0.', folder)
+            start = path['resume_state'] or 'starting at iteration 0'
+            logger.info('--auto_resume: no state in %s; %s.', folder, start)
     if not path['resume_state']:
         return None
     state = load_checkpoint(path['resume_state'])

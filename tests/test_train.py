@@ -362,3 +362,20 @@ def test_a_validation_set_that_no_option_asks_for_is_named(run, train_opt):
     opt = train_opt()
     del opt['val']
     assert 'val is not used: there is no val section' in log_text(run(opt))
+
+
+def test_another_optimizer_or_schedule_is_no_resume(run, train_opt):
+    run(train_opt(train__total_iter=2))
+    with pytest.raises(ValueError, match='one of Adam and MultiStep.* asks for SGD and MultiStep'):
+        run(train_opt(train__optim_g={'type': 'SGD', 'lr': 0.1}), '--auto_resume')
+    with pytest.raises(ValueError, match='asks for Adam and StepLR'):
+        opt = train_opt(train__scheduler={'type': 'StepLR', 'step_size': 3})
+        run(opt, '--auto_resume')
+
+
+def test_an_edited_rate_that_a_resume_does_not_use_is_named(run, train_opt):
+    run(train_opt(train__total_iter=2, train__scheduler=None))
+    opt = train_opt(train__optim_g={'type': 'Adam', 'lr': 5e-4}, train__scheduler=None)
+    text = log_text(run(opt, '--auto_resume'))
+    assert 'optimizer.lr goes on as 0.001 of the training state; 0.0005' in text
+    assert 'goes on as' not in log_text(run(train_opt(train__scheduler=None), '--auto_resume'))

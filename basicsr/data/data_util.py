@@ -38,6 +38,8 @@ def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'no folder {folder}.')
+    if Path(folder).suffix == '.lmdb':
+        raise ValueError(f'{folder} is an LMDB: set io_backend: {{type: lmdb}}.')
     files = (f for f in scandir(folder, recursive=recursive) if f.lower().endswith(IMG_EXTENSIONS))
     return sorted(files)
 
@@ -49,7 +51,7 @@ def paths_from_folder(folder: str | Path, recursive: bool = False) -> list[str]:
 
 def paths_from_lmdb(folder: str | Path) -> list[str]:
     """Keys of an image LMDB, in the order of its ``meta_info.txt``."""
-    if Path(folder).suffix != '.lmdb':
+    if not isinstance(folder, str | Path) or Path(folder).suffix != '.lmdb':
         raise ValueError(f"{folder}: an LMDB folder must be named with the ending '.lmdb'.")
     list_file = Path(folder) / 'meta_info.txt'
     if not list_file.is_file():

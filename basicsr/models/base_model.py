@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # What a resumed scheduler or parameter group must have from the state, and never from the options.
 _PROGRESS = {'last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'}
-_GROUP_PROGRESS = {'params', 'lr', 'scheduled_lr'}
+_GROUP_PROGRESS = {'params', 'initial_lr', 'scheduled_lr'}
 
 
 class BaseModel:
@@ -313,9 +313,11 @@ class BaseModel:
                 net.load_state_dict(state, strict=True)
             except RuntimeError as error:
                 text = '; '.join(problems) or str(error).replace('\n', ' ')
+                advice = 'To load what fits, set path.strict_load_g (or _d) to false.'
+                if self.opt['path'].get('resume_state'):
+                    advice = 'A resume needs the network that was trained.'
                 raise ValueError(
-                    f'{load_path} does not fit {type(net).__name__}: {text}. To load what fits, '
-                    'set path.strict_load_g (or _d) to false.'
+                    f'{load_path} does not fit {type(net).__name__}: {text}. {advice}'
                 ) from error
             return
         fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
@@ -364,8 +366,14 @@ class BaseModel:
             'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
             'best_metric_results': deepcopy(self.best_metric_results),
+            'types': self._types(),
         }
         save_checkpoint(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
+
+    def _types(self) -> dict[str, list[str]]:
+        """Classes of the optimizers and schedules."""
+        kinds = {'optimizers': self.optimizers, 'schedulers': self.schedulers}
+        return {kind: [type(part).__name__ for part in parts] for kind, parts in kinds.items()}
 
     def resume_training(self, resume_state: Mapping[str, Any]) -> None:
         """Continue optimizers, schedules and records from a training state."""
@@ -375,9 +383,17 @@ class BaseModel:
                     f'the training state has {len(resume_state[kind])} {kind}, this model '
                     f'{len(getattr(self, kind))}: it belongs to another kind of run.'
                 )
+        types = resume_state.get('types', self._types())
+        if types != self._types():
+            raise ValueError(
+                f'the training state is one of {_listed(types)}, the option file asks for '
+                f'{_listed(self._types())}. A resume goes on with the former; for the latter, '
+                'begin a new run from the weights (path.pretrain_network_g).'
+            )
         for optimizer, state in zip(self.optimizers, resume_state['optimizers'], strict=True):
             for group, saved in zip(optimizer.param_groups, state['param_groups'], strict=False):
-                _warn_of_changes('optimizer', group, saved, _GROUP_PROGRESS)
+                rate = {'lr': saved.get('initial_lr', saved.get('scheduled_lr', saved['lr']))}
+                _warn_of_changes('optimizer', group, {**saved, **rate}, _GROUP_PROGRESS)
             try:
                 optimizer.load_state_dict(deepcopy(state))
             except ValueError as error:
@@ -388,6 +404,10 @@ class BaseModel:
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
             scheduler.load_state_dict(deepcopy(state))
         self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
+
+
+def _listed(types: Mapping[str, list[str]]) -> str:
+    return ' and '.join(name for names in types.values() for name in names)
 
 
 def _is_optimizer(value: Any) -> bool:

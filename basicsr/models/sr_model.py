@@ -54,6 +54,10 @@ class SRModel(BaseModel):
         """Refuse metrics that do not exist or lack an argument, before anything is trained."""
         for name, options in ((self.opt.get('val') or {}).get('metrics') or {}).items():
             metric = METRIC_REGISTRY.get(options['type'])
+            if options['type'].endswith('_pt'):
+                raise ValueError(
+                    f'val.metrics.{name}: {options["type"]} takes tensors, not images.'
+                )
             arguments = {key: value for key, value in options.items() if key != 'type'}
             try:
                 inspect.signature(metric).bind(img=None, img2=None, **arguments)
@@ -288,8 +292,11 @@ class SRModel(BaseModel):
     ) -> None:
         text = f'Validation {dataset_name}\n'
         for metric, value in self.metric_results.items():
-            best = self.best_metric_results[dataset_name][metric]
-            text += f'\t # {metric}: {value:.4f}\tBest: {best["val"]:.4f} @ {best["iter"]} iter\n'
+            text += f'\t # {metric}: {value:.4f}'
+            if self.is_train:
+                best = self.best_metric_results[dataset_name][metric]
+                text += f'\tBest: {best["val"]:.4f} @ {best["iter"]} iter'
+            text += '\n'
         logger.info(text)
         if tb_logger is None:
             return

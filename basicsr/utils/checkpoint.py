@@ -1,6 +1,7 @@
 """Checkpoint files: written whole or not at all, read without running code."""
 
 import logging
+import re
 from collections.abc import Container, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -37,7 +38,7 @@ def load_checkpoint(path: str | Path) -> Any:
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).strip().split('\n')[0]
+        reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
             f'values ({reason}). If you trust its origin, read it once with '

@@ -156,7 +156,9 @@ class _OptionFile:
     def _check_components(self) -> None:
         """Every section that describes a component names its type."""
         train, val = (self._opt.get(key) for key in ('train', 'val'))
-        components = {(k,): v for k, v in self._opt.items() if str(k).startswith('network_')}
+        components: dict[tuple, Any] = {
+            (key,): value for key, value in self._opt.items() if str(key).startswith('network_')
+        }
         for key, value in train.items() if isinstance(train, dict) else ():
             if key == 'scheduler' or str(key).startswith('optim_') or str(key).endswith('_opt'):
                 components['train', key] = value
@@ -237,7 +239,8 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     if launcher == 'none' and launched_by_torchrun():
         launcher = 'pytorch'
     if launcher != 'none':
-        init_dist(launcher, **opt['dist_params'])
+        backend = {'backend': 'gloo'} if opt['num_gpu'] == 0 else {}
+        init_dist(launcher, **opt['dist_params'] | backend)
     get_root_logger()
     opt['dist'] = launcher != 'none'
     opt['rank'], opt['world_size'] = get_dist_info()
