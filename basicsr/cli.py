@@ -86,6 +86,8 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
 def _message_for_users(error: Exception) -> str | None:
     """The text of an error that this package raised on purpose; None for any other error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if _passed_through_plugins(error):
+        return None
     if isinstance(error, OSError | OptionError):
         return message
     notes = getattr(error, '__notes__', [])  # of an entry that does not take its options
@@ -97,6 +99,18 @@ def _message_for_users(error: Exception) -> str | None:
         message = message.rpartition(f'\n{type(error).__name__}: ')[2].strip()
     ours = Path(file).resolve().is_relative_to(_PACKAGE)
     return '\n'.join([message, *notes]) if ours and (notes or line.startswith('raise ')) else None
+
+
+def _passed_through_plugins(error: BaseException | None) -> bool:
+    """Whether the user's own code took part: they want to see where."""
+    from basicsr.utils.registry import plugin_modules
+
+    files = {getattr(sys.modules.get(name), '__file__', None) for name in plugin_modules}
+    while error is not None:
+        if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _close_process_group() -> None:

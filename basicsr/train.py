@@ -34,6 +34,7 @@ from basicsr.utils.logger import (
 )
 from basicsr.utils.misc import (
     check_resume,
+    claim_folder,
     get_time_str,
     make_exp_dirs,
     remove_stale_temporaries,
@@ -152,6 +153,11 @@ def load_resume_state(opt: dict) -> dict | None:
     if seed != opt['manual_seed']:
         logger.info('manual_seed goes on as %d of the training state.', seed)
         opt['manual_seed'] = seed
+    if state['iter'] > opt['train']['total_iter']:
+        raise ValueError(
+            f'{path["resume_state"]} has {state["iter"]} iterations, more than train.total_iter '
+            f'{opt["train"]["total_iter"]}: raise it to go on.'
+        )
     check_resume(opt, state['iter'])
     return state
 
@@ -159,6 +165,8 @@ def load_resume_state(opt: dict) -> dict | None:
 def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
     """Make the folders of the run, open its log file, and return its writers."""
     path = opt['path']
+    if opt['rank'] == 0:
+        claim_folder(path['experiments_root'])
     if start_iter == 0:
         make_exp_dirs(opt)
     elif opt['rank'] == 0:

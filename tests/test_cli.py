@@ -248,3 +248,23 @@ def test_caches_are_listed_and_cleared_by_a_command(tmp_path, monkeypatch, capsy
     cli.main()
     assert '64.0 B freed' in capsys.readouterr().out
     assert not list(tmp_path.glob('*/pixels.bin'))
+
+
+BROKEN_METRIC = """
+from basicsr.utils.registry import METRIC_REGISTRY
+
+
+@METRIC_REGISTRY.register()
+def broken_metric(img, **kwargs):
+    return int('oops')
+"""
+
+
+def test_bugs_of_the_users_own_code_are_shown_with_their_place(
+    run, train_opt, tmp_path, monkeypatch
+):
+    (tmp_path / 'my_metric.py').write_text(BROKEN_METRIC)
+    opt = train_opt(plugins=['.'], val__metrics={'mine': {'type': 'broken_metric'}})
+    with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
+        run(opt)
+    assert cli._message_for_users(error.value) is None  # so the traceback is printed

@@ -71,7 +71,7 @@ def test_two_processes_equal_one(run, run_program, two_val_opt, write, tmp_path,
 
     images = {p.relative_to(one) for p in one.rglob('*.png')}
     assert images == {p.relative_to(whole) for p in whole.rglob('*.png')}
-    assert len([p for p in images if p.parts[0] == 'visualization']) == 2 * 3  # names are shared
+    assert len([p for p in images if p.parts[0] == 'visualization']) == 2 * (3 + 1)
     scores_two = tmp_path / 'results/t_two/results.json'
     one_text = (scores_one / 'results.json').read_text().replace('t_one', 't_two')
     assert scores_two.read_text() == one_text

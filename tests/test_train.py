@@ -355,7 +355,7 @@ def test_a_run_that_cannot_be_built_leaves_the_earlier_one_alone(run, train_opt,
     opt['datasets']['train']['dataroot_gt'] = 'nowhere'
     with pytest.raises(FileNotFoundError, match='nowhere'):
         run(opt)
-    assert [folder.name for folder in (tmp_path / 'experiments').iterdir()] == ['tiny']
+    assert [folder.name for folder in (tmp_path / 'experiments').glob('[!.]*')] == ['tiny']
 
 
 def test_a_validation_set_that_no_option_asks_for_is_named(run, train_opt):
@@ -379,3 +379,47 @@ def test_an_edited_rate_that_a_resume_does_not_use_is_named(run, train_opt):
     text = log_text(run(opt, '--auto_resume'))
     assert 'optimizer.lr goes on as 0.001 of the training state; 0.0005' in text
     assert 'goes on as' not in log_text(run(train_opt(train__scheduler=None), '--auto_resume'))
+
+
+def test_options_that_cannot_mean_what_they_say_are_refused(run, train_opt, image_pairs):
+    psnr = {'type': 'calculate_psnr', 'crop_border': 2}
+    for overrides, message in (
+        ({'val__metrics': {'p': psnr | {'test_y_chanel': True}}}, "did you mean 'test_y_channel'"),
+        ({'val__metrics': {'p': psnr | {'type': 'calculate_psnr_pt'}}}, 'takes tensors'),
+        ({'network_g': None}, 'network_g: required'),
+        ({'datasets__train__gt_size': '16'}, "gt_size must be a number of pixels, got '16'"),
+        ({'datasets__train__gt_size': -4}, 'gt_size must be a number of pixels'),
+        ({'datasets__train__dataroot_gt': None}, 'dataroot_gt must be a folder'),
+        ({'train__optim_g': {'type': 'Adam', 'lr': -1}}, 'while building Adam from'),
+        ({'train__optim_g': {'type': 'LBFGS', 'lr': 1}}, "'LBFGS' is not in"),
+        ({'train__scheduler': {'type': 'LRScheduler'}}, "'LRScheduler' is unknown"),
+        ({'val__suffix': '../x'}, 'val.suffix: must be a plain'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(train_opt(**overrides))
+    opt = train_opt()
+    opt['datasets']['val_2'] = dict(opt['datasets']['val'], name='val')
+    with pytest.raises(ValueError, match='datasets share a name: val, val'):
+        run(opt)
+
+
+def test_images_of_several_validation_sets_do_not_overwrite_each_other(run, train_opt):
+    opt = train_opt(val__save_img=True, train__total_iter=3)
+    opt['datasets']['val_2'] = dict(opt['datasets']['val'])
+    folder = run(opt)
+    for name in ('val', 'val_2'):
+        assert (folder / f'visualization/{name}/0001/0001_3.png').is_file()
+
+
+def test_a_loss_that_is_not_finite_and_periods_that_are_too_short_are_named(run, train_opt):
+    scheduler = {'type': 'CosineAnnealingRestartLR', 'periods': [2]}
+    opt = train_opt(train__optim_g={'type': 'SGD', 'lr': 1e30}, train__scheduler=scheduler)
+    text = log_text(run(opt))
+    assert text.count('l_pix is not finite at iteration') == 1
+    assert 'the periods end after 2 of 6 iterations' in text
+
+
+def test_a_state_of_a_longer_run_is_refused(run, train_opt):
+    run(train_opt())
+    with pytest.raises(ValueError, match=r'has 6 iterations, more than train\.total_iter 3'):
+        run(train_opt(train__total_iter=3), '--auto_resume')

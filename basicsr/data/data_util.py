@@ -249,6 +249,11 @@ def check_image_options(opt: dict) -> None:
         raise ValueError(f"color is '{opt['color']}'; choose 'y', 'gray' or leave it out.")
     if (opt.get('mean') is None) != (opt.get('std') is None):
         raise ValueError('mean and std go together; give both or neither.')
+    for key in ('dataroot_gt', 'dataroot_lq'):
+        roots = opt.get(key, '.')
+        for root in roots if isinstance(roots, list) else [roots]:
+            if not isinstance(root, str):
+                raise ValueError(f'{key} must be a folder or a list of folders, got {roots!r}.')
     if opt.get('meta_info') is not None:
         raise ValueError('meta_info is not read by this dataset; rename it to meta_info_file.')
 

@@ -62,6 +62,8 @@ class PairedImageDataset(Dataset):
             self.gt_size = opt['gt_size']
             self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
             self.pad_small = opt.get('pad_small', False)
+            if not isinstance(self.gt_size, int) or self.gt_size < self.scale:
+                raise ValueError(f'gt_size must be a number of pixels, got {self.gt_size!r}.')
             if self.gt_size % self.scale:
                 raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
         pairs = self._find_pairs(opt)

@@ -172,8 +172,9 @@ class BaseModel:
             raise ValueError(f"optimizer '{optim_type}' is not in torch.optim{hint}")
         try:
             return getattr(torch.optim, optim_type)(params, lr=lr, **kwargs)
-        except TypeError as error:
-            raise TypeError(f'{error}, while building {optim_type} from {kwargs}') from error
+        except (TypeError, ValueError) as error:
+            given = {'lr': lr, **kwargs}
+            raise type(error)(f'{error}, while building {optim_type} from {given}') from error
 
     def setup_schedulers(self) -> None:
         """One schedule per optimizer, of ours or of ``torch.optim.lr_scheduler``."""
@@ -186,7 +187,9 @@ class BaseModel:
             for key, value in vars(torch_lr_scheduler).items()
             if isinstance(value, type) and issubclass(value, torch_lr_scheduler.LRScheduler)
         }
-        known.pop('ReduceLROnPlateau', None)  # steps on a metric, which an iteration has not
+        # Abstract classes; a schedule that steps on a metric, which an iteration has not.
+        for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
+            known.pop(unusable, None)
         known.update(
             MultiStepLR=lr_scheduler.MultiStepRestartLR,  # equal without restarts
             MultiStepRestartLR=lr_scheduler.MultiStepRestartLR,
@@ -197,8 +200,16 @@ class BaseModel:
         for optimizer in self.optimizers:
             try:
                 self.schedulers.append(known[name](optimizer, **options))
-            except TypeError as error:
-                raise TypeError(f'{error}, while building {name} from {options}') from error
+            except (TypeError, ValueError) as error:
+                raise type(error)(f'{error}, while building {name} from {options}') from error
+        last, total = sum(options.get('periods', [])), self.opt['train'].get('total_iter', 0)
+        if 0 < last < total:
+            logger.warning(
+                'train.scheduler: the periods end after %d of %d iterations; from there on the '
+                'learning rate stays at its minimum.',
+                last,
+                total,
+            )
 
     def update_learning_rate(self, current_iter: int, warmup_iter: int = -1) -> None:
         """Set the rates for iteration ``current_iter``, counted from 1.
@@ -414,7 +425,8 @@ def _is_optimizer(value: Any) -> bool:
     return (
         isinstance(value, type)
         and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
+        # LBFGS calls the model back, SparseAdam takes sparse gradients only.
+        and value.__name__ not in ('Optimizer', 'LBFGS', 'SparseAdam')
     )
 
 

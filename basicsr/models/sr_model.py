@@ -23,6 +23,7 @@ from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
+from basicsr.utils.text import did_you_mean
 
 from .base_model import BaseModel
 
@@ -42,6 +43,8 @@ class SRModel(BaseModel):
     def __init__(self, opt: dict):
         super().__init__(opt)
         self._check_metrics()
+        if not opt.get('network_g'):
+            raise ValueError('network_g: required, and not given.')
         self.net_g = self.model_to_device(build_network(opt['network_g']))
         self.print_network(self.net_g)
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
@@ -59,10 +62,16 @@ class SRModel(BaseModel):
                     f'val.metrics.{name}: {options["type"]} takes tensors, not images.'
                 )
             arguments = {key: value for key, value in options.items() if key != 'type'}
+            signature = inspect.signature(metric)
             try:
-                inspect.signature(metric).bind(img=None, img2=None, **arguments)
+                signature.bind(img=None, img2=None, **arguments)
             except TypeError as error:
                 raise ValueError(f'val.metrics.{name} ({options["type"]}): {error}.') from error
+            known = [*signature.parameters, 'better']
+            for key in arguments.keys() - known:
+                if metric.__module__.startswith('basicsr.'):  # their **kwargs are for 'better'
+                    hint = did_you_mean(key, known)
+                    raise ValueError(f"val.metrics.{name}: no argument '{key}'{hint}")
 
     def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> None:
         """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
@@ -240,6 +249,8 @@ class SRModel(BaseModel):
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
         if self.is_train:
+            if sum(options['phase'] == 'val' for options in self.opt['datasets'].values()) > 1:
+                folder = folder / dataset_name  # the sets may share names of images
             return str(folder / name / f'{Path(name).name}_{current_iter}.png')
         suffix = self.opt['val'].get('suffix') or self.opt['name']
         return str(folder / dataset_name / f'{name}_{suffix}.png')
@@ -254,7 +265,7 @@ class SRModel(BaseModel):
                 continue
             try:
                 values[metric] = float(calculate_metric(data, options))
-            except (AssertionError, ValueError) as error:
+            except (AssertionError, TypeError, ValueError) as error:
                 raise ValueError(f'metric {metric} of image {name}: {error}') from error
             if math.isnan(values[metric]):
                 logger.warning('Metric %s of image %s is NaN.', metric, name)

@@ -37,7 +37,7 @@ def load_checkpoint(path: str | Path) -> Any:
         raise FileNotFoundError(f'no checkpoint file {path}.')
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+    except (UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
         reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '

@@ -137,6 +137,7 @@ class MessageLogger:
         self.max_iters = opt['train']['total_iter']
         self.start_iter = start_iter
         self.tb_logger = tb_logger
+        self._has_warned = False
         self.reset_start_time()
 
     def reset_start_time(self) -> None:
@@ -162,6 +163,15 @@ class MessageLogger:
             message += f'time (data): {iter_time:.3f} ({data_time or 0:.3f})] '
         message += ''.join(f'{name}: {value:.4e} ' for name, value in scalars.items())
         logger.info(message)
+        broken = [name for name, value in scalars.items() if not math.isfinite(value)]
+        if broken and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                '%s is not finite at iteration %d: the weights are most likely lost. Go on from an '
+                'earlier state with a lower learning rate.',
+                ', '.join(broken),
+                current_iter,
+            )
 
         if self.tb_logger is None:
             return

@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .dist_util import master_only
 
 logger = logging.getLogger(__name__)
+
+_claims: list[IO] = []  # locks last as long as their files are open
 
 
 def set_random_seed(seed: int) -> None:
@@ -52,6 +55,33 @@ def make_exp_dirs(opt: dict) -> Path | None:
         if key in path:
             Path(path[key]).mkdir(parents=True, exist_ok=True)
     return archive
+
+
+def claim_folder(folder: str | Path) -> None:
+    """Mark a run's folder as in use, until this process ends.
+
+    The mark is a lock on a file beside the folder, which the system lifts from a killed process.
+    Systems without such locks (Windows) are left unprotected.
+
+    Raises:
+        BlockingIOError: Another process has claimed it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = folder.with_name(f'.{folder.name}.lock').open('a')
+    try:
+        # Not flock: worker processes would inherit it and outlive a killed trainer by seconds.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise BlockingIOError(
+            f'another process is writing to {folder}: wait for it, or choose another name.'
+        ) from error
+    _claims.append(file)
 
 
 def scandir(

@@ -9,6 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+# Of a folder or a file on any system.
+PLAIN_NAME = r'^[\w+-][^/\\:*?"<>|\x00-\x1f]{0,199}$'
+
 
 class Section(BaseModel):
     """A table of options: ``~`` means the default, and keys that it does not know are kept."""
@@ -63,7 +66,11 @@ class DatasetOptions(Section):
         'recursive gt_size pad_small use_hflip use_rot color mean std cache'
     )
 
-    name: str = Field('', description='used in log lines and result folders; default: the key')
+    name: str = Field(
+        '',
+        pattern=f'^$|{PLAIN_NAME}',
+        description='used in log lines and result folders; default: the key',
+    )
     type: str = Field(description='class in DATASET_REGISTRY')
     num_worker_per_gpu: int = Field(0, ge=0, description='loader processes per rank')
     pin_memory: bool = Field(False, description='page-locked batches; needed by prefetch_mode cuda')
@@ -149,7 +156,9 @@ class ValOptions(Section):
 
     val_freq: int | None = Field(None, ge=1, description='iterations; ~: at the end alone')
     save_img: bool = Field(False, description='write result images')
-    suffix: str | None = Field(None, description='ending of image names; ~: the experiment name')
+    suffix: str | None = Field(
+        None, pattern=PLAIN_NAME, description='ending of image names; ~: the experiment name'
+    )
     pbar: bool = Field(False, description='progress bar over the images')
     metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
     self_ensemble: bool = Field(False, description='mean over eight flips and rotations')
@@ -179,15 +188,13 @@ class Options(Section):
 
     families = ('network_',)
 
-    name: str = Field(
-        pattern=r'^\w[^/\\:*?"<>|]*$', description='of the run; debug inside: debug mode'
-    )
+    name: str = Field(pattern=PLAIN_NAME, description='of the run; debug inside: debug mode')
     model_type: str = Field(description='class in MODEL_REGISTRY')
     scale: int | None = Field(None, ge=1, description='GT size / LQ size')
     num_gpu: Annotated[int, Field(ge=0)] | Literal['auto'] | None = Field(
         None, description='0: CPU; auto: all GPUs; ~: one GPU if there is one'
     )
-    manual_seed: int | None = Field(None, ge=0, description='~: drawn, and logged')
+    manual_seed: int | None = Field(None, ge=0, le=2**62, description='~: drawn, and logged')
     deterministic: bool = Field(False, description='deterministic kernels only; slower on GPUs')
     strict_options: bool = Field(True, description='refuse keys that nearly spell a known one')
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from .option_tables import Section, TestOptions, TrainingOptions
+from .registry import import_plugins
 from .yaml_util import KeyPath, Loader, OptionError, load_with_lines, ordered_yaml, yaml_load
 
 __all__ = [
@@ -132,8 +133,7 @@ class _OptionFile:
                 causes[_option_path(self._opt, cause['loc'])].append(cause)
             for path, found in causes.items():
                 self._add(path, _explain(found))
-        if self._problems:
-            raise OptionError('\n'.join(text for _, text in sorted(self._problems)))
+        self._raise_problems()
         return complete
 
     def _check_spelling(self, table: type[Section], section: dict, path: KeyPath = ()) -> None:
@@ -156,18 +156,24 @@ class _OptionFile:
     def _check_components(self) -> None:
         """Every section that describes a component names its type."""
         train, val = (self._opt.get(key) for key in ('train', 'val'))
-        components: dict[tuple, Any] = {
-            (key,): value for key, value in self._opt.items() if str(key).startswith('network_')
+        components: dict[KeyPath, Any] = {
+            (str(key),): value
+            for key, value in self._opt.items()
+            if str(key).startswith('network_')
         }
         for key, value in train.items() if isinstance(train, dict) else ():
             if key == 'scheduler' or str(key).startswith('optim_') or str(key).endswith('_opt'):
-                components['train', key] = value
+                components['train', str(key)] = value
         metrics = val.get('metrics') if isinstance(val, dict) else None
         for key, value in metrics.items() if isinstance(metrics, dict) else ():
-            components['val', 'metrics', key] = value
+            components['val', 'metrics', str(key)] = value
         for path, value in components.items():
             if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
-                self._add(tuple(map(str, path)), f'needs a section with a type, got {value!r}')
+                self._add(path, f'needs a section with a type, got {value!r}')
+
+    def _raise_problems(self) -> None:
+        if self._problems:
+            raise OptionError('\n'.join(text for _, text in sorted(self._problems)))
 
     def _add(self, path: KeyPath, text: str) -> None:
         line, place = self._place(path)
@@ -233,7 +239,6 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
 
     from .dist_util import from_master, get_dist_info, init_dist, launched_by_torchrun
     from .logger import get_root_logger
-    from .registry import import_plugins
 
     launcher = args.launcher
     if launcher == 'none' and launched_by_torchrun():
@@ -254,6 +259,11 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
 
     opt['plugins'] = [_plugin_folder(folder, args.opt) for folder in opt['plugins']]
     import_plugins(opt['plugins'])
+    names = [dataset['name'] or key for key, dataset in opt['datasets'].items() if key != 'train']
+    if len(set(names)) < len(names):
+        raise OptionError(f'{args.opt}: datasets share a name: {", ".join(names)}; change one.')
+    if not names and not is_train:
+        raise OptionError(f'{args.opt}: datasets: there is none to test on.')
 
     if opt['manual_seed'] is None:
         opt['manual_seed'] = from_master(random.SystemRandom().randint(1, 10000))

@@ -218,3 +218,28 @@ def test_runs_need_neither_links_nor_other_programs(run, train_opt, monkeypatch,
 
 def test_folders_may_be_given_as_paths(tree):
     assert sorted(scandir(Path(tree) / 'sub')) == ['c.png']
+
+
+def test_a_folder_is_claimed_by_one_process_at_a_time(tmp_path, repository):
+    import subprocess
+    import sys
+
+    from basicsr.utils.misc import claim_folder
+
+    code = 'import sys; from basicsr.utils.misc import claim_folder; claim_folder(sys.argv[1])'
+
+    def claim_elsewhere(name):
+        return subprocess.run(
+            [sys.executable, '-c', code, str(tmp_path / name)],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+        )
+
+    claim_folder(tmp_path / 'run')
+    claim_folder(tmp_path / 'run')  # again, by the same process
+    refused = claim_elsewhere('run')
+    assert refused.returncode == 1
+    assert f'another process is writing to {tmp_path / "run"}' in refused.stderr
+    assert claim_elsewhere('other').returncode == 0
+    claim_folder(tmp_path / 'other')  # its process has ended
