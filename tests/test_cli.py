@@ -50,7 +50,6 @@ def message(text):
 
 
 def test_without_a_command_or_with_another_one_the_usage_is_shown(command):
-    """Report B06."""
     status, out, err = command('tran', '-opt', 'x.yml')
     assert (status, out) == (2, '')
     assert err.startswith('usage: basicsr COMMAND')
@@ -78,7 +77,6 @@ def test_mistyped_flags_end_with_status_2(command):
 
 
 def test_a_missing_option_file_is_one_line(run_program, tmp_path):
-    """Report B06."""
     result = run_program('-m', 'basicsr.cli', 'train', '-opt', 'missing.yml')
     assert result.returncode == 1
     assert message(result.stderr) == f'ERROR: no option file missing.yml (looked in {tmp_path}).'
@@ -109,7 +107,6 @@ def test_a_wrong_option_file_ends_with_status_2(command, write, train_opt):
 def test_mistakes_in_options_are_one_message_with_status_1(
     command, write, train_opt, change, expected
 ):
-    """Reports B01 and B06."""
     status, _, err = command('train', '-opt', write(train_opt(**change)))
     assert status == 1
     assert message(err).startswith('ERROR: ')
@@ -170,7 +167,6 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
 
 
 def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):
-    """Report F13."""
     options = {'datasets__train__num_worker_per_gpu': 2, 'logger__save_checkpoint_freq': 5}
     opt = train_opt(name='cut', train__total_iter=100_000, val__val_freq=None, **options)
     log = (tmp_path / 'stderr.txt').open('w+')
@@ -207,7 +203,6 @@ def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt
 
 
 def test_a_bare_copy_of_the_package_can_be_imported(tmp_path):
-    """Faults 1 and 16, reports A02 and A04."""
     folder = tmp_path / 'basicsr'
     shutil.copytree(basicsr.__path__[0], folder, ignore=shutil.ignore_patterns('__pycache__'))
     for path in (*folder.rglob('*'), folder):

@@ -110,7 +110,6 @@ class FailingDataset(PairedImageDataset):
 
 
 def test_an_error_on_one_rank_ends_all(run_program, train_opt, write, tmp_path, repository):
-    """Report G02."""
     (tmp_path / 'failing_dataset.py').write_text(FAILING)
     opt = train_opt(plugins=['.'])
     opt['datasets']['val']['type'] = 'FailingDataset'

@@ -164,7 +164,6 @@ def test_what_answers_help_is_imported_without_torch(run_program, module):
 
 
 def test_devices_come_from_options_or_tensors():
-    """User report K03."""
     assert in_files(lambda tree: [c for c in calls(tree) if c[1].endswith('.cuda')]) == []
 
 

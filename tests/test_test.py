@@ -60,7 +60,7 @@ def test_sets_are_tested_in_the_order_of_their_keys_and_tabled(run, test_opt):
 
 
 def test_images_alone_are_enough(run, test_opt, image_pairs):
-    """Report H06: no GT, no metrics, no val section."""
+    """No GT, no metrics, no val section."""
     lq = image_pairs('alone', 1, (12, 16))[1]
     test_opt['datasets'] = {'test': {'type': 'SingleImageDataset', 'dataroot_lq': lq}}
     del test_opt['val']
@@ -71,7 +71,6 @@ def test_images_alone_are_enough(run, test_opt, image_pairs):
 
 
 def test_untrained_networks_are_refused_unless_meant(run, test_opt):
-    """Report H09."""
     test_opt['path'] = {'pretrain_network_g': None}
     with pytest.raises(ValueError, match=r'path\.random_weights'):
         run(test_opt, pipeline='test')
@@ -80,7 +79,6 @@ def test_untrained_networks_are_refused_unless_meant(run, test_opt):
 
 
 def test_the_log_names_the_weights_and_their_hash(run, test_opt, tmp_path):
-    """Report H09."""
     import hashlib
 
     digest = hashlib.sha256((tmp_path / 'net.pth').read_bytes()).hexdigest()[:8]
@@ -90,7 +88,6 @@ def test_the_log_names_the_weights_and_their_hash(run, test_opt, tmp_path):
 
 
 def test_gt_that_is_a_little_larger_is_cut_and_named(run, test_opt, tmp_path, image_pairs):
-    """Report H08."""
     gt, lq = image_pairs('odd', 1, (100, 64), scale=4)
     img = cv2.copyMakeBorder(cv2.imread(f'{gt}/0000.png'), 0, 1, 0, 3, cv2.BORDER_REPLICATE)
     cv2.imwrite(f'{gt}/0000.png', img)

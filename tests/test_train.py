@@ -230,7 +230,7 @@ def test_a_resumed_run_may_be_longer(run, random_opt):
 
 
 def test_resume_does_not_depend_on_what_was_pretrained(run, train_opt, tmp_path):
-    """F04: strictness, key and path of the first start are not those of a resume."""
+    """Strictness, key and path of the first start are not those of a resume."""
     first = run(train_opt(name='first', train__total_iter=2))
     opt = train_opt(
         name='second',
@@ -276,7 +276,7 @@ def test_auto_resume_searches_the_chosen_experiments_root(run, train_opt, tmp_pa
 
 
 def test_a_resume_with_the_option_file_of_the_run_folder_works(run, train_opt, monkeypatch):
-    """Fault 17: the file is not copied onto itself."""
+    """The file is not copied onto itself."""
     folder = run(train_opt(train__total_iter=2))
     import sys
 
@@ -289,7 +289,6 @@ def test_a_resume_with_the_option_file_of_the_run_folder_works(run, train_opt, m
 
 
 def test_edited_options_that_a_resume_does_not_use_are_named(run, train_opt):
-    """Fault 25."""
     run(train_opt(train__total_iter=2))
     opt = train_opt(train__total_iter=4)
     opt['train']['scheduler']['milestones'] = [5]

@@ -286,7 +286,7 @@ def test_a_path_table_reads_like_the_list_it_was_made_of(items):
 
 
 def test_a_path_table_is_few_objects_however_long_it_is():
-    """User report D04: worker processes copied every page of a list of objects."""
+    """Worker processes copied every page of a list of objects."""
     before = sys.getallocatedblocks()
     table = PathTable({'lq_path': f'lq/{i}.png', 'gt_path': f'gt/{i}.png'} for i in range(5000))
     assert sys.getallocatedblocks() - before < 100

@@ -93,7 +93,7 @@ def test_a_loader_started_in_the_middle_goes_on_as_if_never_stopped(dice, worker
 
 
 def test_every_pass_draws_anew_from_every_generator(dice):
-    """Fault 29: workers drew the same numbers in every epoch."""
+    """Workers drew the same numbers in every epoch."""
     for workers in (0, 2):
         rows = np.array(sorted(drawn(endless(dice, workers), 15)))  # three passes, by index
         assert rows[:, 0].tolist() == sorted(3 * list(range(10)))
@@ -159,13 +159,11 @@ def test_without_a_sampler_training_is_shuffled_by_the_seed(dice):
 
 
 def test_workers_live_through_all_passes(dice):
-    """User report D03."""
     batches = itertools.islice(endless(dice, workers=2), 60)  # twelve passes
     assert len({pid for batch in batches for pid in batch['worker'].tolist()}) == 2
 
 
 def test_memory_of_the_process_does_not_grow_with_the_iterations(in_folder):
-    """User report D04."""
     in_folder({f'lq/{i}.png': np.zeros((8, 8, 3), np.uint8) for i in range(4)})
     dataset = build_dataset(
         {
@@ -226,7 +224,7 @@ def test_a_dataset_is_reached_through_the_one_that_seeds(dice):
 def test_other_phases_take_single_images_in_order(dice, phase):
     for workers in (0, 2):
         opt = {'phase': phase, 'num_worker_per_gpu': workers, 'persistent_workers': True}
-        loader = build_dataloader(dice, opt, num_gpu=4, sampler=None, seed=1)  # fault 56
+        loader = build_dataloader(dice, opt, num_gpu=4, sampler=None, seed=1)
         assert [row[0] for row in drawn(loader, None)] == list(range(10))
         assert loader.num_workers == workers
 

@@ -106,7 +106,6 @@ def test_a_crop_that_is_no_multiple_of_the_scale_is_refused_at_the_start(write):
 
 
 def test_an_image_smaller_than_the_crop_is_named_with_its_size(write):
-    """User report C01."""
     write(fine=pair(128, 128, 4), small=pair(40, 40, 4))
     dataset = build(gt_size=128, scale=4)
     assert dataset[0]['gt'].shape == (3, 128, 128)
@@ -124,7 +123,6 @@ def test_small_images_are_mirrored_on_request(write):
 
 
 def test_a_pair_of_other_proportions_is_named_with_sizes_and_a_way_out(write):
-    """User report C02."""
     write(
         a=pair(96, 96, 4),
         b=(np.zeros((97, 96, 3)), np.zeros((24, 24, 3))),
@@ -140,7 +138,6 @@ def test_a_pair_of_other_proportions_is_named_with_sizes_and_a_way_out(write):
 
 
 def test_outside_training_a_gt_with_a_remainder_is_cut_with_one_notice(write, caplog):
-    """User report H08."""
     gt = RNG.integers(0, 256, (101, 67, 3), dtype=np.uint8)
     write(a=(gt, gt[:100:4, :64:4]), b=(gt, gt[:100:4, :64:4]))
     dataset = build('val', scale=4)
@@ -164,7 +161,6 @@ def test_a_gt_that_is_further_off_is_never_cut(write, size):
 
 
 def test_unpaired_images_are_named_with_the_section_and_the_folders(write):
-    """User report C03."""
     write(a=pair(8, 8), b=pair(8, 8), c=pair(8, 8))
     Path('lq/b.png').unlink()
     with pytest.raises(ValueError, match=r'datasets\.val \(Set5\): .*gt has 3, lq has 2; .*lq: b'):
@@ -172,7 +168,6 @@ def test_unpaired_images_are_named_with_the_section_and_the_folders(write):
 
 
 def test_folders_may_be_lists_and_nested(in_folder):
-    """User report C14."""
     pairs = {root: pair(16, 16) for root in 'AB'}
     for root, (gt, lq) in pairs.items():
         in_folder({f'gt/{root}/x/1.png': gt, f'lq/{root}/x/1.png': lq})
@@ -190,7 +185,6 @@ def test_folders_may_be_lists_and_nested(in_folder):
 
 
 def test_results_of_images_of_one_name_do_not_overwrite_each_other(run, train_opt, image_pairs):
-    """User report C14."""
     roots = [image_pairs(f'{name}/x', count=1) for name in 'AB']
     opt = train_opt(train__total_iter=1, val__save_img=True)
     opt['datasets']['val'].update(
@@ -202,7 +196,6 @@ def test_results_of_images_of_one_name_do_not_overwrite_each_other(run, train_op
 
 
 def test_equal_folders_are_warned_of(write, caplog):
-    """User report I05."""
     write(a=pair(8, 8))
     build('val', dataroot_lq='gt', scale=1)
     assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
@@ -211,7 +204,7 @@ def test_equal_folders_are_warned_of(write, caplog):
 
 
 def test_a_list_under_the_name_that_other_datasets_read_is_refused(write):
-    """Fault 68: it must not mean all files of the folder."""
+    """It must not mean all files of the folder."""
     write(a=pair(8, 8))
     with pytest.raises(ValueError, match=r'datasets\.val .*meta_info is not read'):
         build('val', meta_info='list.txt')
@@ -221,7 +214,6 @@ def test_a_list_under_the_name_that_other_datasets_read_is_refused(write):
 
 
 def test_one_channel_is_kept_or_repeated_as_the_options_say(write):
-    """User report C06."""
     gray, colour = pair(8, 8, channels=1), pair(8, 8)
     write(gray=gray, colour=colour)
     for color, channels in ((None, 3), ('gray', 1), ('y', 1)):
@@ -236,7 +228,6 @@ def test_one_channel_is_kept_or_repeated_as_the_options_say(write):
 def test_one_channel_is_trained_and_saved_by_options_alone(
     run, train_opt, image_pairs, color, channels
 ):
-    """User report C06."""
     gt, lq = image_pairs('one', count=4, channels=channels)
     opt = train_opt(train__total_iter=5, val__save_img=True)
     opt['network_g'].update(num_in_ch=1, num_out_ch=1)
@@ -250,7 +241,6 @@ def test_one_channel_is_trained_and_saved_by_options_alone(
 
 
 def test_16_bit_images_keep_their_precision(write):
-    """User report C08."""
     write(a=(np.full((4, 4, 3), 32769, np.uint16), np.full((2, 2, 3), 32768, np.uint16)))
     item = build('val')[0]
     assert item['gt'].unique().item() == pytest.approx(32769 / 65535, abs=1e-7)
@@ -268,7 +258,6 @@ def test_normalisation_is_by_rgb_channel(write):
 
 @pytest.mark.parametrize('workers', [0, 1])
 def test_transparency_is_dropped_with_one_warning_a_run(run, train_opt, palette_png, workers):
-    """User report C07."""
     opt = train_opt(
         train__total_iter=5, datasets__train__num_worker_per_gpu=workers, val__val_freq=None
     )
@@ -284,7 +273,6 @@ def test_transparency_is_dropped_with_one_warning_a_run(run, train_opt, palette_
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('content', [b'', b'100 bytes of the image'])
 def test_a_broken_image_ends_the_run_with_its_name(run, train_opt, workers, content):
-    """User report C09."""
     opt = train_opt(datasets__train__num_worker_per_gpu=workers)
     path = f'{opt["datasets"]["train"]["dataroot_lq"]}/0002.png'
     with open(path, 'r+b') as file:

@@ -64,7 +64,6 @@ PATHS = [['0.png', '1.png'], ['2.png', '3.png'], ['4.png', '5.png'], ['6.png']]
 @every_mode
 @pytest.mark.parametrize('workers', [0, 2])
 def test_every_mode_gives_the_same_batches_in_every_pass(mode, workers):
-    """User report D09."""
     prefetcher = make(mode, Numbers(), num_workers=workers)
     assert [taken(prefetcher) for _ in range(3)] == [PATHS] * 3
     assert [batch['lq_path'] for batch in prefetcher] == PATHS
@@ -81,7 +80,7 @@ def test_next_begins_the_first_pass_and_none_ends_it_for_good(mode):
 
 @every_mode
 def test_the_first_batch_is_made_once(mode):
-    """Fault 55: it was made, thrown away by reset, and made again."""
+    """It was made, thrown away by reset, and made again."""
     asked = []
 
     class Counting(Numbers):
@@ -98,7 +97,6 @@ def test_the_first_batch_is_made_once(mode):
 @every_mode
 @pytest.mark.parametrize('workers', [0, 1])
 def test_a_broken_sample_is_reported_fast_and_in_its_place(mode, workers):
-    """User report D09."""
     prefetcher = make(mode, Numbers(broken=5), num_workers=workers)
     begin, names = time.monotonic(), []
     with pytest.raises(ValueError, match='sample 5 is broken') as info:
@@ -123,7 +121,6 @@ def test_after_an_error_no_batch_is_given_twice(mode):
 
 @every_mode
 def test_nested_batches_pass(mode):
-    """User report D09."""
     item = {'clip': [torch.zeros(2), torch.ones(3)], 'pair': Item(torch.ones(1), 'a'), 'key': 'k'}
     prefetcher = make(mode, [item, item])
     batch = prefetcher.next()
@@ -190,7 +187,6 @@ def test_the_thread_ends_with_the_last_batch():
 
 
 def test_without_a_gpu_prefetching_to_it_is_noted_and_has_no_effect(run, train_opt):
-    """User report K03."""
     opt = train_opt(train__total_iter=2, datasets__train__prefetch_mode='cuda')
     assert 'prefetch_mode cuda has no effect on the CPU' in log_text(run(opt))
 

@@ -25,7 +25,7 @@ def test_items_equal_the_reference(case, dataset_output):
 
 
 def test_luma_is_made_of_blue_green_red_images(in_folder):
-    """Fault 57: the weights of red and blue were exchanged."""
+    """The weights of red and blue were exchanged."""
     blue = np.zeros((2, 2, 3), np.uint8)
     blue[..., 0] = 255
     in_folder({'lq/blue.png': blue})

@@ -74,7 +74,6 @@ def test_rates_over_a_run_are_those_of_the_reference(tiny_model, case):
 
 @pytest.mark.parametrize('case', WARMUP)
 def test_warm_up_multiplies_the_scheduled_rate(tiny_model, case):
-    """Fault 20."""
     scheduled = rates(prepared(tiny_model, case), case['iters'])
     warmup = case['train']['warmup_iter']
     warmed = rates(prepared(tiny_model, case), case['iters'], warmup)
@@ -136,7 +135,6 @@ def test_the_average_is_that_of_the_reference(base_opt, case):
 
 
 def test_buffers_of_the_average_are_copied(base_opt):
-    """Report E08."""
     model = BaseModel(base_opt)
     model.net_g, model.net_g_ema = (
         nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)) for _ in '12'
@@ -159,7 +157,6 @@ def test_buffers_of_the_average_are_copied(base_opt):
 
 
 def test_log_values_stay_on_the_device_until_they_are_asked_for(base_opt):
-    """Fault 31."""
     model = BaseModel(base_opt)
     loss = torch.tensor(0.5, requires_grad=True)
     model.log_dict = model.reduce_loss_dict(OrderedDict(l_pix=loss, other=2))
@@ -178,7 +175,6 @@ NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
 @pytest.mark.parametrize('key', ['params', 'params_ema', 'state_dict', None])
 @pytest.mark.parametrize('prefix', ['', 'module.', '_orig_mod.', 'module._orig_mod.'])
 def test_weights_load_from_every_usual_layout(base_opt, tmp_path, key, prefix):
-    """Reports F05 and F08."""
     net, other = build_network(NET), build_network(NET)
     state = {prefix + name: value for name, value in net.state_dict().items()}
     torch.save({key: state} if key else state, tmp_path / 'w.pth')
@@ -199,7 +195,6 @@ def test_a_file_without_the_key_asked_for_says_what_it_has(base_opt, tmp_path, c
 
 
 def test_a_layer_of_the_networks_own_called_module_survives(base_opt, tmp_path):
-    """Fault 35."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -216,7 +211,6 @@ def test_a_layer_of_the_networks_own_called_module_survives(base_opt, tmp_path):
 
 
 def test_strict_loading_names_file_keys_and_shapes(base_opt, tmp_path):
-    """Report F07."""
     torch.save({'params': build_network(NET).state_dict()}, tmp_path / 'x2.pth')
     wider = build_network(dict(NET, upscale=4))
     with pytest.raises(
@@ -228,7 +222,7 @@ def test_strict_loading_names_file_keys_and_shapes(base_opt, tmp_path):
 
 
 def test_loose_loading_takes_what_fits_and_reports_the_rest(base_opt, tmp_path, caplog):
-    """Report F07: x2 weights into a x4 network."""
+    """Weights for x2 into a x4 network."""
     net, wider = build_network(NET), build_network(dict(NET, upscale=4))
     before = wider.state_dict()['body.4.weight'].clone()
     torch.save({'params': net.state_dict()}, tmp_path / 'x2.pth')
@@ -256,7 +250,7 @@ def test_missing_and_damaged_files_are_named(base_opt, tmp_path):
 
 
 def test_files_hold_tensors_and_plain_values_only(run, train_opt):
-    """Reports F10 and A08: safe loading, plain numbers."""
+    """Safe loading, plain numbers."""
     folder = run(train_opt(train__total_iter=4))
 
     def check(value):
@@ -274,7 +268,7 @@ def test_files_hold_tensors_and_plain_values_only(run, train_opt):
 
 
 def test_saving_and_validating_leave_the_weights_as_they_are(run, train_opt, monkeypatch):
-    """Report E08: the averaged weights never end up in the trained network."""
+    """The averaged weights never end up in the trained network."""
     from basicsr.models.sr_model import SRModel
 
     def guarded(method):
@@ -296,7 +290,7 @@ def test_saving_and_validating_leave_the_weights_as_they_are(run, train_opt, mon
 
 
 def test_building_a_model_leaves_the_options_as_they_are(run, train_opt, monkeypatch):
-    """Fault 36: an option dict serves more than once."""
+    """An option dict serves more than once."""
     seen = []
 
     def keep(opt):

@@ -63,7 +63,6 @@ def test_rates_of_the_reference_for_base_rate_one(scheduler, kwargs, expected):
 
 
 def test_after_the_last_period_the_cosine_stays_at_its_minimum():
-    """Fault 21, report E06."""
     history = rates(CosineAnnealingRestartLR, 16, periods=[10], eta_min=1e-3)
     assert [rate[0] for rate in history[10:]] == pytest.approx([1e-3] * 6, abs=1e-12)
 

@@ -74,7 +74,7 @@ def test_frozen_parameters_are_named_and_not_trained(model, monkeypatch, caplog)
 
 
 def test_the_averaged_network_is_the_one_that_restores(model):
-    """Also report F15: which weights a score belongs to."""
+    """Which weights a score belongs to."""
     sr = model()
     with torch.no_grad():
         for parameter in sr.net_g_ema.parameters():
@@ -86,7 +86,7 @@ def test_the_averaged_network_is_the_one_that_restores(model):
 
 
 def test_self_ensemble_is_the_mean_over_eight_orientations(model):
-    """Fault 48: with or without an averaged network."""
+    """With or without an averaged network."""
     for decay in (0, 0.9):
         sr = model(train__ema_decay=decay)
         sr.feed_data({'lq': torch.rand(1, 3, 6, 9)})
@@ -110,7 +110,6 @@ def test_self_ensemble_is_an_option(run, train_opt):
 
 
 def test_no_ground_truth_of_another_image_is_scored(model):
-    """Fault 39."""
     sr = model()
     sr.feed_data(batch())
     sr.feed_data({'lq': torch.rand(1, 3, 8, 8)})
@@ -125,7 +124,6 @@ def single_image_opt(opt, folder):
 
 
 def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt, image_pairs):
-    """Faults 39 and 49, report H06."""
     opt = single_image_opt(train_opt(), image_pairs('lonely', 2, (208, 400))[1])
     opt['val']['metrics']['niqe'] = {'type': 'calculate_niqe', 'crop_border': 0, 'better': 'lower'}
     folder = run(opt)
@@ -158,7 +156,6 @@ def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, mon
 
 
 def test_equal_images_are_listed_and_left_out_of_the_mean(run, train_opt, image_pairs, tmp_path):
-    """Report I05."""
     gt, _ = image_pairs('same', 2, (24, 28))
     white = np.full((24, 28, 3), 255, np.uint8)
     cv2.imwrite(f'{gt}/0000.png', white)
@@ -181,7 +178,6 @@ def test_equal_images_are_listed_and_left_out_of_the_mean(run, train_opt, image_
 
 
 def test_an_empty_validation_set_is_no_crash(model, caplog):
-    """Fault 49."""
     sr = model()
 
     class Empty(torch.utils.data.Dataset):
@@ -208,7 +204,7 @@ def test_a_subclass_may_replace_the_validation_loop(model):
 
 
 def test_scores_are_those_of_the_saved_files(run, train_opt, tmp_path):
-    """Report I06: training's validation, the test pipeline and the files agree."""
+    """Training's validation, the test pipeline and the files agree."""
     metrics = {
         'rgb': {'type': 'calculate_psnr', 'crop_border': 0},
         'y': {'type': 'calculate_psnr', 'crop_border': 4, 'test_y_channel': True},
@@ -243,7 +239,6 @@ def test_scores_are_those_of_the_saved_files(run, train_opt, tmp_path):
 
 
 def test_one_channel_is_trained_scored_and_saved_as_one_channel(run, train_opt, image_pairs):
-    """Report C06."""
     gt, lq = image_pairs('gray', 4, (24, 28), channels=1)
     opt = train_opt(name='gray', train__total_iter=5, val__save_img=True)
     for dataset in opt['datasets'].values():
@@ -259,7 +254,6 @@ def test_one_channel_is_trained_scored_and_saved_as_one_channel(run, train_opt, 
 def test_images_of_several_folders_do_not_overwrite_each_other(
     run, train_opt, image_pairs, tmp_path
 ):
-    """Report C14."""
     opt = train_opt(train__total_iter=1, val__save_img=True)
     roots = [image_pairs('a', 1, (24, 28)), image_pairs('b', 1, (16, 20))]
     opt['datasets']['val'].update(
@@ -281,7 +275,7 @@ def test_images_of_several_folders_do_not_overwrite_each_other(
 
 
 def test_swinir_is_padded_to_its_window_and_cut(model):
-    """Also tiny images, which cannot be reflected so far (fault 79)."""
+    """Also tiny images, which cannot be reflected so far."""
     options = {'type': 'SwinIR', 'img_size': 8, 'embed_dim': 8, 'depths': [1], 'num_heads': [2]}
     options |= {'window_size': 8, 'mlp_ratio': 2, 'upscale': 2, 'upsampler': 'pixelshuffledirect'}
     sr = model(model_type='SwinIRModel', network_g=options)
@@ -293,7 +287,7 @@ def test_swinir_is_padded_to_its_window_and_cut(model):
 
 
 def test_pixels_are_what_the_network_makes(run, train_opt):
-    """Fault 47: nothing between network and file changes a value."""
+    """Nothing between network and file changes a value."""
     folder = run(train_opt(train__total_iter=1, train__ema_decay=0, val__save_img=True))
     from basicsr.archs import build_network
 

@@ -33,7 +33,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 @pytest.mark.parametrize('kind', [OSError, RuntimeError])
 def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path, monkeypatch, kind):
-    """Report F11; torch reports the failing write as a RuntimeError."""
+    """Torch reports the failing write as a RuntimeError."""
     path = tmp_path / 'net_g_latest.pth'
     save_checkpoint({'params': STATE}, path)
 
@@ -93,7 +93,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
 
 
 def test_a_run_goes_on_after_a_full_disk(run, train_opt, monkeypatch):
-    """Report F11: no half-written file, and a resume from the last whole pair."""
+    """No half-written file, and a resume from the last whole pair."""
     whole = run(train_opt(name='whole'))
     save, opt = torch.save, train_opt(name='full')
 
@@ -124,7 +124,6 @@ class Malicious:
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
-    """Report F10."""
     folder, path = tmp_path / 'made', tmp_path / 'evil.pth'
     for save in (torch.save, lambda content, file: file.write_bytes(pickle.dumps(content, 2))):
         save({'params': STATE, 'evil': Malicious(str(folder))}, path)
@@ -134,7 +133,6 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
 
 
 def test_an_old_state_with_numpy_numbers_is_refused_with_advice(tmp_path):
-    """Report F10."""
     torch.save({'best': np.float64(1.5)}, tmp_path / 'old.state')
     with pytest.raises(ValueError, match=r'If you trust .*weights_only=False\) and save'):
         load_checkpoint(tmp_path / 'old.state')
@@ -162,7 +160,7 @@ def kinds(value):
 
 
 def test_states_hold_tensors_and_plain_values_only(run, train_opt):
-    """Reports A08 and F10, with the record of best scores in the state."""
+    """With the record of best scores in the state."""
     folder = run(train_opt(val__val_freq=2))
     state = checkpoint(folder, '6.state')
     assert state['best_metric_results']['val']['psnr']['iter'] in (2, 4)
@@ -178,7 +176,6 @@ def test_states_hold_tensors_and_plain_values_only(run, train_opt):
     'prefix', ['', 'module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.module.']
 )
 def test_prefixes_of_wrappers_are_stripped_in_any_nesting(prefix):
-    """Report F08."""
     wrapped = {prefix + key: value for key, value in STATE.items()}
     assert strip_wrapper_prefixes(wrapped, STATE) == STATE
 
@@ -205,7 +202,6 @@ def base_model(tmp_path):
 
 @pytest.mark.parametrize('wrap', [lambda net: net, nn.DataParallel], ids=['bare', 'wrapped'])
 def test_a_net_with_an_attribute_module_is_saved_and_loaded(base_model, tmp_path, wrap):
-    """Fault 35."""
     net, other = ModuleNet(), ModuleNet()
     base_model.save_network(wrap(net), 'net_g', -1)
     content = load_checkpoint(tmp_path / 'net_g_latest.pth')
@@ -236,7 +232,6 @@ OTHER = {'conv.weight': torch.zeros(4)}
     ],
 )
 def test_the_state_dict_of_a_file_is_found(content, asked, used, caplog):
-    """Report F05."""
     state, key = select_params(content, asked, 'x.pth')
     assert state is (content if used is None else content[used])
     assert key == used
@@ -252,7 +247,6 @@ def test_the_state_dict_of_a_file_is_found(content, asked, used, caplog):
     ],
 )
 def test_another_key_than_the_one_asked_for_is_named(content, asked, used, caplog):
-    """Report F05."""
     assert select_params(content, asked, 'x.pth') == (content[used], used)
     (record,) = caplog.records
     keys = ', '.join(content)

@@ -103,7 +103,6 @@ def test_a_launcher_that_did_not_launch_is_named(environment):
     ],
 )
 def test_nccl_is_taken_where_it_exists(environment, joined, monkeypatch, gpus, nccl, asked, used):
-    """Fault 5 and report G05."""
     fake_cuda(monkeypatch, gpus)
     monkeypatch.setattr(dist, 'is_nccl_available', lambda: nccl)
     environment(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, MASTER_ADDR='127.0.0.1')
@@ -113,7 +112,7 @@ def test_nccl_is_taken_where_it_exists(environment, joined, monkeypatch, gpus, n
 
 @pytest.mark.parametrize(('gpus', 'device'), [(4, 3), (1, 0), (2, 1)])
 def test_the_gpu_is_that_of_the_local_rank(environment, joined, monkeypatch, gpus, device):
-    """Fault 5: the fourth process of the second of two nodes."""
+    """The fourth process of the second of two nodes."""
     chosen = fake_cuda(monkeypatch, gpus)
     environment(RANK=8, WORLD_SIZE=10, LOCAL_RANK=3, MASTER_ADDR='10.0.0.1')
     init_dist('pytorch')
@@ -128,7 +127,6 @@ def test_gloo_joins_for_real_and_once(environment):
 
 
 def test_processes_that_do_not_meet_say_so_in_time(environment):
-    """Report G06."""
     environment(RANK=1, WORLD_SIZE=2, LOCAL_RANK=0, MASTER_ADDR='127.0.0.1', MASTER_PORT=9)
     begin = time.perf_counter()
     with pytest.raises(ConnectionError) as error:
@@ -158,7 +156,7 @@ def slurm(environment, joined, monkeypatch):
 
 
 def test_slurm_tells_rank_size_and_address(slurm, joined):
-    """Report G06: a port derived from the job keeps two jobs of a node apart."""
+    """A port derived from the job keeps two jobs of a node apart."""
     assert slurm('node7') == ['5', '8', '1', 'node7', '23456']
     assert joined == [(('gloo',), {})]
 

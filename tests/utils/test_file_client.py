@@ -99,7 +99,7 @@ def test_what_an_lmdb_cannot_do_is_said(lmdb_folder, tmp_path):
 
 
 def test_a_database_may_be_open_in_several_clients_at_once(lmdb_folder, monkeypatch):
-    """Fault 63: lmdb itself opens a database once per process, however its path is written."""
+    """Lmdb itself opens a database once per process, however its path is written."""
     monkeypatch.chdir(lmdb_folder.parent)
     roundabout = f'../{lmdb_folder.parent.name}/lq.lmdb'
     spellings = [lmdb_folder, str(lmdb_folder), 'lq.lmdb', './lq.lmdb', roundabout]
@@ -120,7 +120,6 @@ class KeyDataset(Dataset):
 
 
 def test_a_client_that_was_used_travels_to_workers(lmdb_folder):
-    """Fault 63."""
     dataset = KeyDataset(lmdb_folder)
     expected = [dataset[index] for index in range(4)]
     again = pickle.loads(pickle.dumps(dataset))  # what spawned workers get
@@ -130,7 +129,6 @@ def test_a_client_that_was_used_travels_to_workers(lmdb_folder):
 
 
 def test_keys_may_have_any_letters_and_dots(tmp_path):
-    """Faults 61 and 64."""
     maker = LmdbMaker(tmp_path / 'x.lmdb', map_size=2**20)
     for key in ('bäume/図', 'img.v1_a', 'img.v1_b'):
         maker.put(key.encode(), key, (1, 1, 3))

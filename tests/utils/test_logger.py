@@ -171,7 +171,7 @@ def test_an_iteration_line_has_the_format_of_the_reference(clock, caplog):
         ('time/iteration', 2000): 0.51,
         ('time/data', 2000): 0.0034,
     }
-    assert all(type(value) is float for value in recorder.values.values()), 'report A08'
+    assert all(type(value) is float for value in recorder.values.values())
     assert recorder.flushed == 1
     assert len(log_vars) == 5, 'the dict of the caller is not changed'
 
@@ -202,7 +202,6 @@ class Failing(Recorder):
 
 
 def test_a_writer_that_fails_is_switched_off_with_one_warning(caplog):
-    """Report J04."""
     good = Recorder()
     writer = ScalarWriter(Failing(), good)
     for step in range(3):
@@ -215,7 +214,6 @@ def test_a_writer_that_fails_is_switched_off_with_one_warning(caplog):
 
 
 def test_training_goes_on_without_its_curves(run, train_opt, monkeypatch):
-    """Report J04."""
     add_scalar = TensorBoardWriter.add_scalar
 
     def fail_later(self, tag, value, step):
@@ -249,7 +247,6 @@ def writer_opt(tmp_path):
 
 
 def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(writer_opt, tmp_path, caplog):
-    """Report J04."""
     (tmp_path / 'tb_logger').write_text('in the way')
     writer = init_tb_loggers(writer_opt())
     writer.add_scalar('x', 1, 1)
@@ -376,7 +373,6 @@ def wandb_runs(monkeypatch):
 
 
 def test_a_wandb_run_goes_on_when_resumed_and_only_then(run, train_opt, wandb_runs):
-    """Report J02."""
     where = {'project': 'x', 'mode': 'offline', 'tags': ['a']}
     options = {'logger__wandb': where, 'logger__save_checkpoint_freq': 3}
     folder = run(train_opt(train__total_iter=3, **options))
@@ -413,7 +409,6 @@ def test_a_wandb_run_may_be_chosen(writer_opt, wandb_runs, tmp_path):
 
 
 def test_a_missing_wandb_package_stops_the_run_before_it_starts(run, train_opt, monkeypatch):
-    """Report J02."""
     made = []
     monkeypatch.setattr(SRModel, 'optimize_parameters', lambda self, i: made.append(i))
     monkeypatch.setitem(sys.modules, 'wandb', None)

@@ -63,7 +63,6 @@ def test_one_number_seeds_all_generators():
 
 
 def test_an_existing_folder_is_kept_under_another_name(tmp_path):
-    """Report B04."""
     folder = tmp_path / 'parent' / 'run'
     assert mkdir_and_rename(str(folder)) is None
     archives = []
@@ -83,7 +82,6 @@ def exp_opt(root, **path):
 
 
 def test_only_known_folders_are_made(tmp_path, monkeypatch):
-    """Fault 11."""
     monkeypatch.chdir(tmp_path)
     opt = exp_opt(tmp_path / 'run', pretrain_model_g=None, my_folder='mine', resume_state='x.state')
     assert make_exp_dirs(opt) is None
@@ -195,7 +193,7 @@ def test_without_a_state_nothing_is_changed(resume_opt):
 
 
 def test_runs_need_neither_links_nor_other_programs(run, train_opt, monkeypatch, tmp_path):
-    """Report K02: train, archive, resume and test on any file system."""
+    """Train, archive, resume and test on any file system."""
 
     def refuse(*_, **__):
         raise AssertionError('not everywhere')

@@ -111,7 +111,6 @@ def force(*entries):
     ],
 )
 def test_numbers_are_those_of_yaml_1_2_and_the_rest_is_as_before(text, value):
-    """Fault 8."""
     read = yaml_load(f'x: {text}')['x']
     assert (type(read), read) == (type(value), value)
 
@@ -154,7 +153,6 @@ def test_merged_keys_may_be_overridden_at_any_depth():
 
 
 def test_python_tags_are_refused_and_not_run(tmp_path):
-    """Fault 9."""
     folder = tmp_path / 'made'
     file = tmp_path / 'x.yml'
     file.write_text(f'name: x\nevil: !!python/object/apply:os.mkdir ["{folder}"]\n')
@@ -269,7 +267,6 @@ def test_a_component_of_the_user_may_have_any_option(parse, capsys):
 
 
 def test_defaults_fill_what_is_not_given(parse):
-    """Faults 12 and 13 among them."""
     opt = parse(TRAIN[: TRAIN.index('path:')] + 'train: {total_iter: 5e3}\npath: ~\nlogger: ~\n')
     assert opt['train'] == {'total_iter': 5000, 'warmup_iter': -1, 'ema_decay': 0.0}
     assert isinstance(opt['train']['total_iter'], int)
@@ -368,7 +365,6 @@ def test_a_test_run_needs_neither_val_nor_train(parse):
     ],
 )
 def test_forced_values_are_yaml(parse, text, value):
-    """Fault 7."""
     read = parse(TRAIN, *force(f'network_g:new={text}'))['network_g']['new']
     assert (type(read), read) == (type(value), value)
 
@@ -436,7 +432,7 @@ def test_forced_keys_that_nothing_reads_are_refused(parse, entry, message):
 
 
 def test_a_forced_seed_is_the_one_that_counts(parse):
-    """Fault 7: overrides come before seeding."""
+    """Overrides come before seeding."""
     assert parse(TRAIN, *force('manual_seed=11'))['manual_seed'] == 11
     drawn = random.random(), np.random.rand(), torch.rand(1)
     random.seed(11), np.random.seed(11), torch.manual_seed(11)
@@ -467,7 +463,6 @@ def test_deterministic_switches_torch_over(parse, monkeypatch):
 
 
 def test_flags_of_the_reference_are_accepted():
-    """Fault 4."""
     args = parse_args(['-opt', 'a.yml', '--local-rank=3', '--launcher', 'slurm', '--debug'])
     assert (args.opt, args.local_rank, args.launcher, args.debug) == ('a.yml', 3, 'slurm', True)
     args = parse_args(['-opt', 'a.yml', '--local_rank', '2', '--force_yml', 'a=1', 'b=-1'])
@@ -477,7 +472,6 @@ def test_flags_of_the_reference_are_accepted():
 
 @pytest.mark.parametrize('argv', [[], ['-opt', 'a', '--launcher', 'mpi'], ['-opt', 'a', '--dbug']])
 def test_mistyped_flags_end_with_status_2(argv, capsys):
-    """Report B06."""
     with pytest.raises(SystemExit) as stop:
         parse_args(argv)
     assert stop.value.code == 2
@@ -528,7 +522,6 @@ def test_num_gpu_is_at_most_what_is_there(parse, monkeypatch, capsys, asked, the
 
 
 def test_without_a_gpu_the_run_goes_on_on_the_cpu(parse, monkeypatch, capsys):
-    """Report K03."""
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
     assert parse(TRAIN, *force('num_gpu=1'))['num_gpu'] == 0
     assert 'running on the CPU' in capsys.readouterr().err
@@ -582,7 +575,6 @@ def test_two_plugin_files_of_one_name_are_both_named(parse, tmp_path):
 
 
 def test_spawned_workers_know_the_plugins(run_program, train_opt, tmp_path):
-    """Report B01."""
     (tmp_path / 'my_dataset.py').write_text(DATASET)
     opt = train_opt(plugins=['.'], train__total_iter=2)
     opt['datasets']['train'].update(type='MyDataset', num_worker_per_gpu=2)
@@ -625,7 +617,6 @@ def test_the_option_file_is_copied_below_its_command(tmp_path, monkeypatch):
 
 
 def test_the_copy_in_the_run_folder_is_not_copied_onto_itself(tmp_path):
-    """Fault 17."""
     (tmp_path / 'x.yml').write_text('name: x\n')
     copy_opt_file(tmp_path / 'x.yml', tmp_path)
     assert (tmp_path / 'x.yml').read_text() == 'name: x\n'

@@ -74,7 +74,6 @@ def test_the_exact_name_comes_before_the_suffixed_one():
 
 
 def test_a_name_of_two_users_is_refused_with_both_files(plugin):
-    """Report B01."""
     first, second = plugin('a', 'one_arch', 'Doubled'), plugin('b', 'two_arch', 'Doubled')
     with pytest.raises(AssertionError) as error:
         import_plugins([first, second])
@@ -121,7 +120,6 @@ def test_a_definition_that_is_run_again_replaces_itself():
 
 
 def test_an_unknown_name_gets_help():
-    """Report B01."""
     with pytest.raises(KeyError) as error:
         ARCH_REGISTRY.get('MSRResNett')
     message = error.value.args[0]
@@ -151,7 +149,6 @@ def test_built_ins_are_found_by_name(kind, name):
 
 
 def test_importing_the_registries_imports_no_network(run_program):
-    """Fault 16."""
     result = run_program(
         '-c',
         'import sys, basicsr, basicsr.utils.registry, basicsr.utils.options\n'
