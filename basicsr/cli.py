@@ -66,6 +66,15 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
 
     The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C.
     """
+    # The status is acted on when the error is gone, and with it the frames that hold a loader: its
+    # workers end before this process does, and have nothing to complain about.
+    status = _run(pipeline, root_path)
+    if status:
+        sys.exit(status)
+
+
+def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
+    """Run a pipeline; returns the exit status."""
     from basicsr.utils.logger import get_root_logger
 
     logger = get_root_logger()
@@ -73,14 +82,15 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
         pipeline(root_path)
     except KeyboardInterrupt:
         logger.error('Interrupted. A training run goes on from its last state with --auto_resume.')
-        sys.exit(130)
+        return 130
     except Exception as error:
         message = _message_for_users(error)
         if message is None:
             raise
         logger.error(message)
-        sys.exit(2 if isinstance(error, OptionError) else 1)
+        return 2 if isinstance(error, OptionError) else 1
     _close_process_group()
+    return 0
 
 
 def _message_for_users(error: Exception) -> str | None:

@@ -12,7 +12,7 @@ if __name__ == '__main__':  # Python put basicsr/ itself on the path; the packag
 import datetime
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from tqdm import tqdm
@@ -35,6 +35,7 @@ from basicsr.utils.logger import (
 from basicsr.utils.misc import (
     check_resume,
     claim_folder,
+    delayed_interrupt,
     get_time_str,
     make_exp_dirs,
     remove_stale_temporaries,
@@ -239,16 +240,24 @@ def prefetch(train_loader: Any, opt: dict) -> CPUPrefetcher:
     return CUDAPrefetcher(train_loader, opt)
 
 
-def iterations(opt: dict, start_iter: int) -> Iterable[int]:
-    """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal."""
+def iterations(opt: dict, start_iter: int) -> Iterator[int]:
+    """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal.
+
+    Ctrl-C takes effect between two steps; the second time at once.
+    """
     total_iter = opt['train']['total_iter']
-    return tqdm(
+    bar = tqdm(
         range(start_iter + 1, total_iter + 1),
         initial=start_iter,
         total=total_iter,
         disable=None if opt['rank'] == 0 else True,
         unit='iter',
     )
+    with delayed_interrupt() as interrupt:
+        for current_iter in bar:
+            yield current_iter
+            if interrupt.is_set():
+                raise KeyboardInterrupt
 
 
 def draw_results(opt: dict, model: Any, logger: Any) -> None:

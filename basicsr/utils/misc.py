@@ -4,6 +4,8 @@ import logging
 import os
 import random
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +116,28 @@ def _scan(
                     yield entry.path if full_path else os.path.relpath(entry.path, root)
             elif recursive and entry.is_dir():
                 yield from _scan(root, entry.path, suffix, recursive, full_path)
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[threading.Event]:
+    """Within the block, the first Ctrl-C sets the event; only the second one interrupts.
+
+    An interruption at any moment may be lost in a callback, or break off a talk with a worker.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # signals go to the main thread
+        return
+
+    def note(*_: object) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

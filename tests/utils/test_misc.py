@@ -241,3 +241,19 @@ def test_a_folder_is_claimed_by_one_process_at_a_time(tmp_path, repository):
     assert f'another process is writing to {tmp_path / "run"}' in refused.stderr
     assert claim_elsewhere('other').returncode == 0
     claim_folder(tmp_path / 'other')  # its process has ended
+
+
+def test_the_first_interrupt_waits_and_the_second_does_not():
+    import os
+    import signal
+
+    from basicsr.utils.misc import delayed_interrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    with delayed_interrupt() as interrupt:
+        assert not interrupt.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
