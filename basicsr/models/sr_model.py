@@ -249,7 +249,7 @@ class SRModel(BaseModel):
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
         if self.is_train:
-            if sum(options['phase'] == 'val' for options in self.opt['datasets'].values()) > 1:
+            if sum(o.get('phase') == 'val' for o in self.opt['datasets'].values()) > 1:
                 folder = folder / dataset_name  # the sets may share names of images
             return str(folder / name / f'{Path(name).name}_{current_iter}.png')
         suffix = self.opt['val'].get('suffix') or self.opt['name']
