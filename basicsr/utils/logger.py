@@ -246,7 +246,7 @@ class _RowWriter:
         self.flush()
 
     def _write(self, row: dict[str, Any]) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(f'{type(self).__name__} defines no _write.')
 
 
 class JsonlWriter(_RowWriter):
