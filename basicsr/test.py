@@ -51,6 +51,8 @@ def test_pipeline(root_path: str | Path) -> None:
     make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built
     barrier()
     get_root_logger(log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log')
+    if not opt['val']['save_img']:
+        logger.warning('val.save_img is false: images are scored, but not written.')
     results = {}
     for loader in loaders:
         name = loader.dataset.opt['name']

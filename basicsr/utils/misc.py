@@ -125,8 +125,10 @@ def delayed_interrupt() -> Iterator[threading.Event]:
     An interruption at any moment may be lost in a callback, or break off a talk with a worker.
     """
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # signals go to the main thread
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    # A job in the background ignores Ctrl-C, and signals go to the main thread.
+    if not in_main_thread or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        yield event
         return
 
     def note(*_: object) -> None:

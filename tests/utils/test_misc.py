@@ -249,11 +249,18 @@ def test_the_first_interrupt_waits_and_the_second_does_not():
 
     from basicsr.utils.misc import delayed_interrupt
 
-    before = signal.getsignal(signal.SIGINT)
-    with delayed_interrupt() as interrupt:
-        assert not interrupt.is_set()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.is_set()
-        with pytest.raises(KeyboardInterrupt):
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with delayed_interrupt() as interrupt:
+            assert not interrupt.is_set()
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            assert interrupt.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a job in the background
+        with delayed_interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not interrupt.is_set()
+    finally:
+        signal.signal(signal.SIGINT, inherited)
