@@ -1,10 +1,9 @@
 """Finding images, pairing them, and reading them."""
 
-import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from basicsr.utils.misc import scandir
 from basicsr.utils.text import some
 
 from .image_cache import open_cache
+from .shared import Pair, SharedFlag
 from .transforms import mod_crop, normalize
 
 logger = logging.getLogger(__name__)
 
 IMG_EXTENSIONS = ('.png', '.jpg', '.jpeg', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm')
 _EXTENSION = re.compile(rf'({"|".join(map(re.escape, IMG_EXTENSIONS))})(?=\s|$)', re.IGNORECASE)
-
-Pair = dict[str, str]
 
 
 def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
@@ -126,32 +124,39 @@ def paired_paths_from_folder(
     Raises:
         ValueError: An image of either folder has no partner.
     """
+    return list(pairs_of_folders(folders, keys, filename_tmpl, recursive))
+
+
+def pairs_of_folders(
+    folders: Sequence[str], keys: Sequence[str], filename_tmpl: str, recursive: bool = False
+) -> Iterator[Pair]:
+    """As ``paired_paths_from_folder``, one by one: a million pairs are never in memory at once."""
     lq_names = list_images(folders[0], recursive)
     lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
     unused = set(lq_names)
-    pairs, missing = [], []
+    found, missing = 0, []
     for gt_name in list_images(folders[1], recursive):
         folder, base_name = os.path.split(gt_name)
         stem, extension = os.path.splitext(base_name)
         stem = os.path.join(folder, filename_tmpl.format(stem))
         same_extension = f'{stem}{extension}'
         lq_name = same_extension if same_extension in unused else lq_of_stem.get(stem, '')
-        if lq_name in unused:
-            pairs.append(_pair(folders, keys, lq_name, gt_name))
-            unused.remove(lq_name)
-        else:
+        if lq_name not in unused:
             missing.append(stem)
+            continue
+        unused.remove(lq_name)
+        found += 1
+        yield _pair(folders, keys, lq_name, gt_name)
     if missing or unused:
         raise ValueError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
-            f'{len(pairs) + len(missing)}, {folders[0]} has {len(lq_names)}'
+            f'{found + len(missing)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
             + _first_of(f'; without a partner in {folders[1]}: ', sorted(unused))
             + f". (filename_tmpl is '{filename_tmpl}')"
         )
-    if not pairs:
+    if not found:
         raise ValueError(f'no images ({", ".join(IMG_EXTENSIONS)}) in {folders[1]}.')
-    return pairs
 
 
 def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: str) -> Pair:
@@ -194,41 +199,6 @@ def image_name(path: str, dataset_opt: dict) -> str:
     if relative.startswith(os.pardir):  # the dataset has options of its own
         return Path(path).stem
     return os.path.splitext(relative)[0]
-
-
-class PathTable(Sequence):
-    """A read-only list of paths, or of dicts of paths, in one block of memory.
-
-    Reading an object of a Python list changes its reference count, so that worker processes would
-    come to own a copy of every page of the list.
-    """
-
-    def __init__(self, items: Iterable[str | Pair]):
-        lines = [json.dumps(item).encode() for item in items]
-        self._ends = np.cumsum([0, *map(len, lines)])
-        self._text = np.frombuffer(b''.join(lines), np.uint8)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        return json.loads(self._text[self._ends[index] : self._ends[index + 1]].tobytes())
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-
-class SharedFlag:
-    """A flag that a dataset and its copies in worker processes share, to say things only once."""
-
-    def __init__(self) -> None:
-        self._raised = torch.zeros(1, dtype=torch.bool).share_memory_()
-
-    def __bool__(self) -> bool:
-        return bool(self._raised)
-
-    def set(self) -> None:
-        self._raised.fill_(True)
 
 
 def has_alpha(content: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Pairs of a low-quality and a ground-truth image."""
 
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor
@@ -11,16 +12,15 @@ from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import (
     ImageReader,
-    PathTable,
-    SharedFlag,
     check_distinct_names,
     check_files_exist,
     check_image_options,
     image_tensor,
-    paired_paths_from_folder,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
+    pairs_of_folders,
 )
+from .shared import Pair, PathTable, SharedFlag
 from .transforms import draw_orientation, paired_random_crop, turn
 
 logger = logging.getLogger(__name__)
@@ -66,18 +66,18 @@ class PairedImageDataset(Dataset):
                 raise ValueError(f'gt_size must be a number of pixels, got {self.gt_size!r}.')
             if self.gt_size % self.scale:
                 raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
-        pairs = self._find_pairs(opt)
+        self.paths = PathTable(self._find_pairs(opt))
         if self.phase != 'train':
-            check_distinct_names(pair['lq_path'] for pair in pairs)
-        self.paths = PathTable(pairs)
+            check_distinct_names(self.paths.column('lq_path'))
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
         self._read_gt, self._read_lq = self._readers(opt)
         self._cut_seen = SharedFlag()
         self._warn_of_equal_folders()
 
-    def _find_pairs(self, opt: dict) -> list[dict[str, str]]:
+    def _find_pairs(self, opt: dict) -> Iterator[Pair]:
         if (opt.get('io_backend') or {}).get('type') == 'lmdb':
-            return paired_paths_from_lmdb([self.lq_folder, self.gt_folder], ['lq', 'gt'])
+            yield from paired_paths_from_lmdb([self.lq_folder, self.gt_folder], ['lq', 'gt'])
+            return
         gt_roots = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
         lq_roots = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
         if len(gt_roots) != len(lq_roots):
@@ -85,19 +85,15 @@ class PairedImageDataset(Dataset):
                 f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
                 'belong together one by one.'
             )
-        pairs = []
+        list_file, template = opt.get('meta_info_file'), self.filename_tmpl
         for folders in zip(lq_roots, gt_roots, strict=True):
-            if opt.get('meta_info_file') is not None:
-                listed = paired_paths_from_meta_info_file(
-                    folders, ['lq', 'gt'], opt['meta_info_file'], self.filename_tmpl
-                )
-                check_files_exist(path for pair in listed for path in pair.values())
-                pairs += listed
+            if list_file is not None:
+                pairs = paired_paths_from_meta_info_file(folders, ['lq', 'gt'], list_file, template)
+                check_files_exist(path for pair in pairs for path in pair.values())
+                yield from pairs
             else:
-                pairs += paired_paths_from_folder(
-                    folders, ['lq', 'gt'], self.filename_tmpl, opt.get('recursive', False)
-                )
-        return pairs
+                recursive = opt.get('recursive', False)
+                yield from pairs_of_folders(folders, ['lq', 'gt'], template, recursive)
 
     def _open(self, backend: dict) -> FileClient:
         if backend['type'] == 'lmdb':
@@ -109,7 +105,7 @@ class PairedImageDataset(Dataset):
         return [
             ImageReader(
                 self.file_client,
-                (pair[f'{key}_path'] for pair in self.paths),
+                self.paths.column(f'{key}_path'),
                 key,
                 self.color,
                 opt.get('cache', 'off'),

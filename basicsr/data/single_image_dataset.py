@@ -11,7 +11,6 @@ from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import (
     ImageReader,
-    PathTable,
     check_distinct_names,
     check_files_exist,
     check_image_options,
@@ -20,6 +19,7 @@ from .data_util import (
     paths_from_folder,
     paths_from_lmdb,
 )
+from .shared import PathTable
 
 
 @DATASET_REGISTRY.register()

@@ -101,11 +101,11 @@ def scandir(
     """
     if suffix is not None and not isinstance(suffix, str | tuple):
         raise TypeError(f'suffix must be a string or a tuple of strings, got {suffix!r}.')
-    return _scan(str(dir_path), str(dir_path), suffix, recursive, full_path)
+    return _scan(str(dir_path), os.path.join(dir_path, '') if full_path else '', suffix, recursive)
 
 
 def _scan(
-    root: str, folder: str, suffix: str | tuple[str, ...] | None, recursive: bool, full_path: bool
+    folder: str, prefix: str, suffix: str | tuple[str, ...] | None, recursive: bool
 ) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -113,9 +113,10 @@ def _scan(
                 continue
             if entry.is_file():
                 if suffix is None or entry.name.endswith(suffix):
-                    yield entry.path if full_path else os.path.relpath(entry.path, root)
+                    yield prefix + entry.name
             elif recursive and entry.is_dir():
-                yield from _scan(root, entry.path, suffix, recursive, full_path)
+                inside = os.path.join(prefix, entry.name, '')
+                yield from _scan(entry.path, inside, suffix, recursive)
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 import json
 import logging
 import os
-import pickle
-import sys
 import time
 
 import cv2
@@ -13,8 +11,6 @@ from golden import call, params, recipe, target
 
 from basicsr.data import data_util
 from basicsr.data.data_util import (
-    PathTable,
-    SharedFlag,
     as_float,
     check_image_options,
     duf_downsample,
@@ -31,6 +27,7 @@ from basicsr.data.data_util import (
     read_image,
     read_img_seq,
 )
+from basicsr.data.shared import SharedFlag
 from basicsr.utils.file_client import FileClient
 
 RNG = np.random.default_rng(0)
@@ -263,34 +260,6 @@ def test_the_name_of_an_image_is_its_path_below_the_root(path, root, name):
 def test_the_name_of_an_lmdb_image_is_its_key():
     opt = {'dataroot_lq': 'lq.lmdb', 'io_backend': {'type': 'lmdb'}}
     assert image_name('000/img.v1', opt) == '000/img.v1'
-
-
-# path tables
-
-
-@pytest.mark.parametrize(
-    'items',
-    [
-        ['a/ä.png', 'b "quoted"\n.png', ''],
-        [{'lq_path': 'lq/1.png', 'gt_path': 'gt/1.png'}, {'lq_path': 'x', 'gt_path': '雪'}],
-        [],
-    ],
-)
-def test_a_path_table_reads_like_the_list_it_was_made_of(items):
-    table = pickle.loads(pickle.dumps(PathTable(items)))
-    assert list(table) == items and len(table) == len(items)
-    assert table[:2] == items[:2] and table[::-1] == items[::-1]
-    assert [table[i] for i in range(-len(items), 0)] == items
-    with pytest.raises(IndexError):
-        table[len(items)]
-
-
-def test_a_path_table_is_few_objects_however_long_it_is():
-    """Worker processes copied every page of a list of objects."""
-    before = sys.getallocatedblocks()
-    table = PathTable({'lq_path': f'lq/{i}.png', 'gt_path': f'gt/{i}.png'} for i in range(5000))
-    assert sys.getallocatedblocks() - before < 100
-    assert table[4999]['gt_path'] == 'gt/4999.png'
 
 
 # reading
