@@ -14,7 +14,14 @@ __all__ = ['LOSS_REGISTRY', 'build_loss']
 logger = logging.getLogger(__name__)
 
 __getattr__ = lazy_exports(
-    __name__, {'basic_loss': 'CharbonnierLoss L1Loss MSELoss WeightedTVLoss'}
+    __name__,
+    {
+        'basic_loss': 'CharbonnierLoss L1Loss MSELoss PerceptualLoss WeightedTVLoss',
+        'gan_loss': (
+            'GANFeatLoss GANLoss MultiScaleGANLoss '
+            'g_path_regularize gradient_penalty_loss r1_penalty'
+        ),
+    },
 )
 
 

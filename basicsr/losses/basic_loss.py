@@ -1,14 +1,16 @@
-"""Losses between the pixels of two images."""
+"""Losses between two images: between their pixels, and between features of them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.archs.vgg_arch import VGGFeatureExtractor
 from basicsr.utils.registry import LOSS_REGISTRY
 
-from .loss_util import weighted_loss
+from .loss_util import at_least_float32, weighted_loss
 
 
 @weighted_loss
@@ -113,3 +115,80 @@ class WeightedTVLoss(L1Loss):
         return super().forward(pred[..., :-1, :], pred[..., 1:, :], vertical) + super().forward(
             pred[..., :-1], pred[..., 1:], horizontal
         )
+
+
+@LOSS_REGISTRY.register()
+class PerceptualLoss(nn.Module):
+    """Distances between VGG features of two images (perceptual) and their correlations (style).
+
+    Called as ``loss(x, gt)`` on images (b, 3 or 1, h, w), RGB or gray, in [0, 1]; gives (perceptual
+    loss, style loss), each None if its weight is 0. ``gt`` gets no gradient.
+
+    Justin Johnson, Alexandre Alahi, Li Fei-Fei, "Perceptual Losses for Real-Time Style Transfer and
+    Super-Resolution" (ECCV 2016), https://arxiv.org/abs/1603.08155
+
+    Args:
+        layer_weights: Factors of the layers by name, such as {'conv5_4': 1}.
+        criterion: 'l1' or 'l2', averaged over a layer, or 'fro', the norm of the difference.
+        vgg_type, use_input_norm, range_norm, weights: See ``VGGFeatureExtractor``, also for the
+            errors and for where the weights come from.
+    """
+
+    def __init__(
+        self,
+        layer_weights: Mapping[str, float],
+        vgg_type: str = 'vgg19',
+        use_input_norm: bool = True,
+        range_norm: bool = False,
+        perceptual_weight: float = 1.0,
+        style_weight: float = 0.0,
+        criterion: str = 'l1',
+        weights: str | None = None,
+    ):
+        super().__init__()
+        criteria = {'l1': l1_loss, 'l2': mse_loss, 'fro': _frobenius_distance}
+        if criterion not in criteria:
+            raise ValueError(f"criterion must be 'l1', 'l2' or 'fro', got {criterion!r}.")
+        self.criterion = criteria[criterion]
+        self.layer_weights = layer_weights
+        self.perceptual_weight = perceptual_weight
+        self.style_weight = style_weight
+        self.vgg = VGGFeatureExtractor(
+            list(layer_weights), vgg_type, use_input_norm, range_norm, weights=weights
+        )
+
+    def forward(self, x: Tensor, gt: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if x.shape != gt.shape:
+            raise ValueError(
+                f'PerceptualLoss compares images of one shape, got {tuple(x.shape)} and '
+                f'{tuple(gt.shape)}.'
+            )
+        features = self.vgg(x)
+        with torch.no_grad():
+            gt_features = self.vgg(gt)
+        percep = style = None
+        if self.perceptual_weight > 0:
+            percep = self.perceptual_weight * self._distance(features, gt_features)
+        if self.style_weight > 0:
+            grams = {name: _gram_matrix(feature) for name, feature in features.items()}
+            gt_grams = {name: _gram_matrix(feature) for name, feature in gt_features.items()}
+            style = self.style_weight * self._distance(grams, gt_grams)
+        return percep, style
+
+    def _distance(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+        distances = [
+            weight * self.criterion(a[name], b[name]) for name, weight in self.layer_weights.items()
+        ]
+        return torch.stack(distances).sum()
+
+
+def _frobenius_distance(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(at_least_float32(a) - at_least_float32(b))
+
+
+def _gram_matrix(x: Tensor) -> Tensor:
+    """Correlations (b, c, c) between the channels of features (b, c, h, w), per element."""
+    features = at_least_float32(x).flatten(2)
+    # Sums of squares over all pixels: autocast would make them overflow in float16.
+    with torch.autocast(x.device.type, enabled=False):
+        return features @ features.mT / features[0].numel()

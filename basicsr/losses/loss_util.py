@@ -73,13 +73,14 @@ def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 f'{loss_func.__name__} compares images of one shape, got {tuple(pred.shape)} and '
                 f'{tuple(target.shape)}.'
             )
-        loss = loss_func(_at_least_float32(pred), _at_least_float32(target), **options)
+        loss = loss_func(at_least_float32(pred), at_least_float32(target), **options)
         return weight_reduce_loss(loss, weight, reduction)
 
     return wrapper
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x``, in float32 if it is of half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

@@ -2,13 +2,17 @@ import math
 
 import pytest
 import torch
-from golden import params, recipe, resolve
+from golden import fill, params, recipe, resolve
+from runs import rows
+from torch import nn
 
+from basicsr.archs.vgg_arch import VGGFeatureExtractor
 from basicsr.losses import build_loss
 from basicsr.losses.basic_loss import (
     CharbonnierLoss,
     L1Loss,
     MSELoss,
+    PerceptualLoss,
     WeightedTVLoss,
     charbonnier_loss,
     l1_loss,
@@ -123,3 +127,132 @@ def test_further_keyword_arguments_are_ignored():
     pred, target = torch.rand(2, 1, 3, 4, 4)
     for loss in (L1Loss(), MSELoss(), CharbonnierLoss()):
         assert loss(pred, target, current_iter=3) == loss(pred, target)
+
+
+# features
+
+
+def perceptual(layer_weights, **options):
+    """A loss with the smallest network, untrained."""
+    return PerceptualLoss(layer_weights, **{'vgg_type': 'vgg11', 'weights': 'random', **options})
+
+
+@pytest.mark.parametrize('case', params('losses', lambda c: c['kind'] == 'perceptual'))
+def test_perceptual_loss_and_its_gradient_equal_the_reference(case):
+    loss = build_loss({**case['opt'], 'weights': 'random'})
+    fill(loss.vgg, case)
+    pred = resolve(case['pred']).requires_grad_()
+    percep, style = loss(pred, resolve(case['gt']))
+    grad = torch.autograd.grad(percep + style, pred)[0]
+    out = {'percep': percep, 'style': style, 'grad': grad}
+    assert recipe.compare(case, out) is None
+
+
+class Identity(nn.Module):
+    """Stands for VGG: the features are the images."""
+
+    def forward(self, x):
+        return {'conv1_1': x, 'conv2_1': 2 * x}
+
+
+@pytest.mark.parametrize(
+    ('criterion', 'distance'),
+    [
+        ('l1', lambda d: d.abs().mean()),
+        ('l2', lambda d: d.square().mean()),
+        ('fro', lambda d: d.square().sum().sqrt()),
+    ],
+)
+def test_perceptual_and_style_loss_are_weighted_sums_over_the_layers(criterion, distance):
+    weights = {'conv1_1': 0.5, 'conv2_1': 3.0}
+    loss = perceptual(weights, criterion=criterion, perceptual_weight=7.0, style_weight=11.0)
+    loss.vgg = Identity()
+    x, gt = torch.rand(2, 2, 3, 4, 5)
+    want = 7 * (0.5 * distance(x - gt) + 3 * distance(2 * x - 2 * gt))
+    gram = torch.einsum('bihw,bjhw->bij', x, x) - torch.einsum('bihw,bjhw->bij', gt, gt)
+    want_style = 11 * (0.5 * distance(gram / 60) + 3 * distance(4 * gram / 60))
+    percep, style = loss(x, gt)
+    assert percep.item() == pytest.approx(want.item(), rel=1e-5)
+    assert style.item() == pytest.approx(want_style.item(), rel=1e-5)
+
+
+def test_a_part_of_weight_0_is_none():
+    x, gt = torch.rand(2, 1, 3, 8, 8)
+    percep, style = perceptual({'conv1_1': 1})(x, gt)
+    assert percep > 0 and style is None
+    percep, style = perceptual({'conv1_1': 1}, perceptual_weight=0, style_weight=1)(x, gt)
+    assert percep is None and style > 0
+
+
+def test_neither_the_ground_truth_nor_the_network_gets_a_gradient():
+    loss = perceptual({'conv2_1': 1}, style_weight=1).train()
+    x, gt = torch.rand(2, 1, 3, 8, 8)
+    x.requires_grad_(), gt.requires_grad_()
+    sum(loss(x, gt)).backward()
+    assert x.grad.abs().max() > 0 and gt.grad is None
+    assert not any(p.requires_grad for p in loss.parameters())
+    assert not any(module.training for module in loss.vgg.modules())
+
+
+@pytest.mark.parametrize('criterion', ['l1', 'l2', 'fro'])
+def test_equal_images_have_perceptual_loss_0_and_gradient_0(criterion):
+    loss = perceptual({'relu1_1': 1}, style_weight=1, criterion=criterion)
+    x = torch.rand(1, 3, 8, 8, requires_grad=True)
+    percep, style = loss(x, x.detach().clone())
+    (percep + style).backward()
+    assert percep == 0 and style == 0 and x.grad.abs().max() == 0
+
+
+def test_correlations_keep_their_digits_and_range_under_autocast():
+    loss = perceptual({'conv1_1': 1, 'conv2_1': 1}, style_weight=1)
+    loss.vgg = Identity()
+    x, gt = 1000 * torch.rand(2, 1, 3, 8, 8)
+    want = loss(x, gt)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast('cpu', dtype=dtype):
+            assert loss(x, gt) == want
+        half = loss(x.to(dtype), gt.to(dtype))
+        assert half[1].dtype == torch.float32 and half[1].isfinite()
+
+
+def test_perceptual_loss_runs_under_autocast():
+    loss = perceptual({'conv2_1': 1}, style_weight=1)
+    x, gt = torch.rand(2, 1, 3, 16, 16)
+    x.requires_grad_()
+    exact = loss(x, gt)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        percep, style = loss(x, gt)
+    (percep + style).backward()
+    assert percep.item() == pytest.approx(exact[0].item(), rel=0.05)
+    assert x.grad.isfinite().all()
+
+
+def test_perceptual_loss_refuses_wrong_arguments_and_images():
+    with pytest.raises(ValueError, match="'l3'"):
+        perceptual({'conv1_1': 1}, criterion='l3')
+    with pytest.raises(ValueError, match="'conv9_1'"):
+        perceptual({'conv9_1': 1})
+    with pytest.raises(ValueError, match=r'\(1, 3, 8, 8\) and \(1, 1, 8, 8\)'):
+        perceptual({'conv1_1': 1})(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8))
+
+
+def test_training_runs_with_a_local_file_and_else_ends_before_its_first_iteration(
+    train_opt, run, tmp_path, monkeypatch
+):
+    def offline(url, path, *args, **kwargs):
+        raise OSError('no route to host')
+
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch'))
+    monkeypatch.setattr('torch.hub.download_url_to_file', offline)
+    loss = {'type': 'PerceptualLoss', 'layer_weights': {'conv2_1': 1.0}, 'vgg_type': 'vgg11'}
+    with pytest.raises(FileNotFoundError, match=r'vgg11-8a719046.pth.*perceptual_opt.weights'):
+        run(train_opt(name='missing', train__perceptual_opt=loss))
+    assert not list(tmp_path.rglob('net_g_*.pth'))
+
+    layers = VGGFeatureExtractor(['pool5'], 'vgg11', weights='random').vgg_net
+    state = nn.Sequential(*layers).state_dict()
+    torch.save({f'features.{key}': value for key, value in state.items()}, tmp_path / 'vgg.pth')
+    loss['weights'] = str(tmp_path / 'vgg.pth')
+    folder = run(train_opt(train__perceptual_opt=loss))
+    steps = [row for row in rows(folder) if 'losses/l_percep' in row]
+    assert len(steps) == 6 and all(row['losses/l_percep'] > 0 for row in steps)
