@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from basicsr.data import build_dataloader, build_dataset, gpus_per_process
 from basicsr.data.data_sampler import EnlargedSampler
-from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher
+from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
 from basicsr.models import build_model
-from basicsr.utils.checkpoint import load_checkpoint
+from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
@@ -85,6 +85,7 @@ def train_pipeline(root_path: str | Path) -> None:
 
     batch_size = train_loader.batch_sampler.batch_size * opt['world_size']
     model.samples_seen = train_loader.batch_sampler.start
+    model.saver = BackgroundSaver()
     save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
     log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
     batches = prefetch(train_loader, opt)
@@ -123,6 +124,7 @@ def train_pipeline(root_path: str | Path) -> None:
     model.save(epoch=-1, current_iter=-1)
     if opt['val'] and not is_due(total_iter):
         validate(total_iter)
+    model.saver.close()
     writer.close()
     draw_results(opt, model, logger)
     barrier()
@@ -228,16 +230,17 @@ def create_train_val_dataloader(
     return train_loader, sampler, val_loaders, total_epochs, total_iter
 
 
-def prefetch(train_loader: Any, opt: dict) -> CPUPrefetcher:
+def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
     """The batches of the loader, copied ahead to the GPU with ``prefetch_mode: cuda``."""
     dataset_opt = opt['datasets']['train']
-    if dataset_opt['prefetch_mode'] != 'cuda':
-        return CPUPrefetcher(train_loader)
-    if opt['num_gpu'] == 0:
-        get_root_logger().warning('prefetch_mode cuda has no effect on the CPU.')
-    elif not dataset_opt['pin_memory']:
-        raise ValueError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
-    return CUDAPrefetcher(train_loader, opt)
+    batches = CPUPrefetcher(train_loader)
+    if dataset_opt['prefetch_mode'] == 'cuda':
+        if opt['num_gpu'] == 0:
+            get_root_logger().warning('prefetch_mode cuda has no effect on the CPU.')
+        elif not dataset_opt['pin_memory']:
+            raise ValueError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
+        batches = CUDAPrefetcher(train_loader, opt)
+    return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
 
 
 def iterations(opt: dict, start_iter: int) -> Iterator[int]:

@@ -210,6 +210,7 @@ def test_the_number_of_workers_and_prefetching_change_nothing(run, random_opt):
         'workers': {'datasets__train__num_worker_per_gpu': 2},
         'cpu': {'datasets__train__prefetch_mode': 'cpu'},
         'cuda': {'datasets__train__prefetch_mode': 'cuda'},
+        'bytes': {'datasets__train__uint8_batch': True},
     }.items():
         assert differences(plain, final_state(run(random_opt(name=name, **options)))) == []
 

@@ -56,7 +56,7 @@ def build_dataloader(
 
     In training every random decision about a sample follows from ``seed`` and the sample's number
     (its position in the order of the run), whatever worker makes it. Validation and test take
-    the images one by one, in order.
+    the images one by one, in order, the next ones read by a thread meanwhile.
 
     Args:
         dataset: Any map-style dataset.
@@ -91,8 +91,8 @@ def build_dataloader(
             options.update(sampler=numbered, batch_size=batch_size, drop_last=True)
     else:
         options.update(batch_size=1, shuffle=False)
-    prefetch = phase == 'train' and dataset_opt.get('prefetch_mode') == 'cpu'
-    if prefetch:
+    prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') == 'cpu'
+    if phase == 'train' and prefetch:
         # A thread without worker processes would share its random generators with the step.
         workers = max(workers, 1)
     if workers:
@@ -117,8 +117,9 @@ def gpus_per_process(num_gpu: int, dist: bool) -> int:
 
 def shard(loader: DataLoader, rank: int, world_size: int) -> DataLoader:
     """A loader of one rank's share of a validation set: every ``world_size``-th image."""
-    return DataLoader(
-        loader.dataset,
+    return PrefetchDataLoader(
+        num_prefetch_queue=1,
+        dataset=loader.dataset,
         batch_size=1,
         sampler=range(rank, len(loader.dataset), world_size),  # pyright: ignore[reportArgumentType]
         num_workers=loader.num_workers,

@@ -319,18 +319,23 @@ def image_tensor(
     color: str | None = None,
     mean: list[float] | None = None,
     std: list[float] | None = None,
+    keep_uint8: bool = False,
 ) -> Tensor:
     """A stored image, or a view of a part of it, as tensor (c, h, w), RGB in [0, 1], or its luma.
 
     Args:
         mean, std: Normalisation per channel, if wanted.
+        keep_uint8: Leave 8-bit colours in [0, 255] where no arithmetic has been done on them.
     """
     if color == 'y' or img.dtype != np.uint8:
         tensor = img2tensor(as_float(img, color))
     else:  # the same values, with the one strided pass over bytes instead of floats
         planes = img.transpose(2, 0, 1)
         planes = planes[::-1] if len(planes) == 3 else planes
-        tensor = torch.from_numpy(np.ascontiguousarray(planes)).float().div_(255)
+        tensor = torch.from_numpy(np.ascontiguousarray(planes))
+        if keep_uint8 and mean is None:
+            return tensor
+        tensor = tensor.float().div_(255)
     return tensor if mean is None or std is None else normalize(tensor, mean, std)
 
 

@@ -43,8 +43,9 @@ class PairedImageDataset(Dataset):
             * ``cache``: 'auto', 'off' (default) or a folder, see ``image_cache``;
             * ``mean``, ``std``: optional normalisation, per channel;
             * ``phase``: 'train', 'val' or 'test'; ``scale``: GT size / LQ size;
-            * in training ``gt_size``, the side of the GT crop, ``use_hflip``, ``use_rot``, and
-              ``pad_small``: reflect images that are smaller than the crop; default false.
+            * in training ``gt_size``, the side of the GT crop, ``use_hflip``, ``use_rot``,
+              ``pad_small``: reflect images that are smaller than the crop; default false, and
+              ``uint8_batch``: 8-bit images stay uint8 in [0, 255]; default false.
 
     An item is ``{'lq', 'gt', 'lq_path', 'gt_path'}``: float32 RGB tensors (c, h, w) in [0, 1].
     Outside training a GT up to ``scale - 1`` pixels larger than ``scale`` x LQ is cut to it.
@@ -58,10 +59,12 @@ class PairedImageDataset(Dataset):
         self.phase, self.scale = opt.get('phase', 'train'), opt['scale']
         self.color = opt.get('color')
         self.mean, self.std = opt.get('mean'), opt.get('std')
+        self.uint8_batch = False
         if self.phase == 'train':
             self.gt_size = opt['gt_size']
             self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
             self.pad_small = opt.get('pad_small', False)
+            self.uint8_batch = opt.get('uint8_batch', False)
             if not isinstance(self.gt_size, int) or self.gt_size < self.scale:
                 raise ValueError(f'gt_size must be a number of pixels, got {self.gt_size!r}.')
             if self.gt_size % self.scale:
@@ -133,7 +136,9 @@ class PairedImageDataset(Dataset):
         else:
             gt = self._cut(gt, lq, pair)
         # Only now: a crop is cheaper to convert than the image.
-        gt, lq = (image_tensor(img, self.color, self.mean, self.std) for img in (gt, lq))
+        gt, lq = (
+            image_tensor(img, self.color, self.mean, self.std, self.uint8_batch) for img in (gt, lq)
+        )
         return {'lq': lq, 'gt': gt, **pair}
 
     def __len__(self) -> int:

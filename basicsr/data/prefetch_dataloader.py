@@ -156,6 +156,19 @@ class CUDAPrefetcher(CPUPrefetcher):
         self.preload()
 
 
+def images_to_float(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with uint8 images ``lq`` and ``gt`` as float32 in [0, 1], where they are."""
+    images = {
+        key: value.float()
+        for key, value in batch.items()
+        if key in ('lq', 'gt') and value.dtype == torch.uint8
+    }
+    for image in images.values():
+        # By a number, a GPU would multiply with its rounded inverse: other values than on the CPU.
+        image.div_(torch.full((), 255.0, device=image.device))
+    return batch | images
+
+
 def _map_tensors(value: Any, function: Any) -> Any:
     """``value`` with every tensor in nested dicts, lists and tuples replaced."""
     if isinstance(value, torch.Tensor):

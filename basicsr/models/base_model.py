@@ -1,10 +1,12 @@
 """What every model needs: devices, processes, optimizers, the averaged copy, checkpoints."""
 
 import hashlib
+import inspect
 import logging
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch.optim import lr_scheduler as torch_lr_scheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import (
+    BackgroundSaver,
     load_checkpoint,
     save_checkpoint,
     select_params,
@@ -31,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 # What a resumed scheduler or parameter group must have from the state, and never from the options.
 _PROGRESS = {'last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'}
-_GROUP_PROGRESS = {'params', 'initial_lr', 'scheduled_lr'}
+_GROUP_PROGRESS = {'params', 'initial_lr', 'scheduled_lr', 'fused'}
+# Arguments of an optimizer that choose how it computes.
+_IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
 
 
 class BaseModel:
@@ -42,6 +47,8 @@ class BaseModel:
         device: Where networks and batches live.
         optimizers, schedulers: In the order in which a training state stores them.
         log_dict: Scalars of the last step, as tensors on the device.
+        saver: Set by the training loop, which must not wait for the disk: a BackgroundSaver through
+            which checkpoints are written; None: they are written at once.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
@@ -56,6 +63,7 @@ class BaseModel:
         self.schedulers: list[Any] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.log_dict: Mapping[str, Any] = OrderedDict()
+        self.saver: BackgroundSaver | None = None
         self.samples_seen = 0
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
@@ -165,13 +173,22 @@ class BaseModel:
     def get_optimizer(
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """Any optimizer of ``torch.optim``, by the name of its class."""
+        """Any optimizer of ``torch.optim``, by the name of its class.
+
+        Its fused implementation is taken where there is one, unless an option chooses another.
+        """
         known = [name for name, value in vars(torch.optim).items() if _is_optimizer(value)]
         if optim_type not in known:
             hint = did_you_mean(optim_type, known)
             raise ValueError(f"optimizer '{optim_type}' is not in torch.optim{hint}")
+        optimizer_class = getattr(torch.optim, optim_type)
+        params = list(params)
+        signature = inspect.signature(optimizer_class).parameters
         try:
-            return getattr(torch.optim, optim_type)(params, lr=lr, **kwargs)
+            if 'fused' in signature and not kwargs.keys() & _IMPLEMENTATIONS:
+                with suppress(RuntimeError):  # not for these tensors or this device
+                    return optimizer_class(params, lr=lr, fused=True, **kwargs)
+            return optimizer_class(params, lr=lr, **kwargs)
         except (TypeError, ValueError) as error:
             given = {'lr': lr, **kwargs}
             raise type(error)(f'{error}, while building {optim_type} from {given}') from error
@@ -285,7 +302,11 @@ class BaseModel:
             key: {name: value.cpu() for name, value in self.get_bare_model(n).state_dict().items()}
             for n, key in zip(nets, keys, strict=True)
         }
-        save_checkpoint(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
+        self._save(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
+
+    def _save(self, content: dict, path: Path) -> None:
+        save = self.saver.save if self.saver else save_checkpoint
+        save(content, path)
 
     def load_network(
         self,
@@ -379,7 +400,7 @@ class BaseModel:
             'best_metric_results': deepcopy(self.best_metric_results),
             'types': self._types(),
         }
-        save_checkpoint(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
+        self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
 
     def _types(self) -> dict[str, list[str]]:
         """Classes of the optimizers and schedules."""

@@ -3,8 +3,10 @@
 import inspect
 import logging
 import math
-from collections import OrderedDict
+import os
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -224,27 +226,46 @@ class SRModel(BaseModel):
         self._initialize_best_metric_results(dataset_name)
         self.panels = []
 
-        scores = []
-        hide_bar = rank > 0 or not val_opt.get('pbar', False)
-        for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
-            index, name = rank + position * world_size, image_name(data['lq_path'][0], dataset_opt)
-            if hasattr(self, 'gt'):
-                del self.gt  # whatever feed_data a subclass has, no GT of another image is scored
-            self.feed_data(data)
-            restore()
-            visuals = self.get_current_visuals()
-            images = {key: tensor2img([value]) for key, value in visuals.items()}
-            if save_img:
-                imwrite(images['result'], self._image_path(dataset_name, name, current_iter))
-            scores.append((index, name, self.score_images(images, name)))
+        scores, running = [], deque()
+
+        def collect() -> None:
+            index, name, task = running.popleft()
+            images, values = task.result()
+            scores.append((index, name, values))
             if len(self.panels) < val_opt.get('log_images', 0):
-                self.panels.append({'name': name, **images, 'metrics': scores[-1][2]})
-            # Nothing of this image stays on the device while the next one is restored.
-            del self.lq, self.output
+                self.panels.append({'name': name, **images, 'metrics': values})
+
+        hide_bar = rank > 0 or not val_opt.get('pbar', False)
+        threads = min(4, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads) as pool:
+            for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
+                name = image_name(data['lq_path'][0], dataset_opt)
+                path = self._image_path(dataset_name, name, current_iter) if save_img else None
+                if hasattr(self, 'gt'):
+                    del self.gt  # whatever feed_data a subclass has, no other GT is scored
+                self.feed_data(data)
+                restore()
+                task = pool.submit(self._finish_image, self.get_current_visuals(), name, path)
+                running.append((rank + position * world_size, name, task))
+                # Nothing of this image stays on the device while the next one is restored.
+                del self.lq, self.output
+                if len(running) > threads:
+                    collect()
+            while running:
+                collect()
 
         scores = sorted(gather_lists(scores))
         self.image_results = {name: values for _, name, values in scores}
         self._finish_validation([v for _, _, v in scores], dataset_name, current_iter, tb_logger)
+
+    def _finish_image(
+        self, visuals: Mapping[str, Tensor], name: str, path: str | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Turn the tensors of one result into images, write and score them; runs in a thread."""
+        images = {key: tensor2img([value]) for key, value in visuals.items()}
+        if path is not None:
+            imwrite(images['result'], path)
+        return images, self.score_images(images, name)
 
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
@@ -256,7 +277,10 @@ class SRModel(BaseModel):
         return str(folder / dataset_name / f'{name}_{suffix}.png')
 
     def score_images(self, images: Mapping[str, np.ndarray], name: str) -> dict[str, float]:
-        """Every metric of ``val.metrics`` for one image; those that need a GT only with one."""
+        """Every metric of ``val.metrics`` for one image; those that need a GT only with one.
+
+        Called from several threads at once.
+        """
         data, values = {'img': images['result']}, {}
         if 'gt' in images:
             data['img2'] = images['gt']

@@ -2,12 +2,16 @@
 
 import logging
 import re
+from collections import deque
 from collections.abc import Container, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy, deepcopy
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .misc import atomic_path
 
@@ -24,6 +28,61 @@ def save_checkpoint(content: dict, path: str | Path) -> None:
             torch.save(content, temporary)
         except RuntimeError as error:  # so torch reports a full disk
             raise OSError(str(error)) from error
+
+
+class BackgroundSaver:
+    """Writes checkpoints in a thread, one after the other, from copies in main memory.
+
+    What has been handed over is still written if the program ends by an exception or Ctrl-C.
+    """
+
+    _MOST_PENDING = 4  # the files of one iteration; more would only pile up in memory
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, 'checkpoints')
+        self._pending: deque[Future] = deque()
+        self._failed = False
+
+    def save(self, content: dict, path: str | Path) -> None:
+        """Copy the content and return; it is written later.
+
+        Raises:
+            OSError: An earlier file could not be written.
+        """
+        self._finish(self._MOST_PENDING - 1)
+        self._pending.append(self._pool.submit(self._write, _copy_to_cpu(content), path))
+
+    def close(self) -> None:
+        """Wait until all is written; errors as for ``save``."""
+        self._finish(0)
+        self._pool.shutdown()
+
+    def _write(self, content: dict, path: str | Path) -> None:
+        if self._failed:  # a state without its networks is worse than none
+            return
+        try:
+            save_checkpoint(content, path)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _finish(self, most_pending: int) -> None:
+        """Wait for the oldest files until so many are left, and for errors of those written."""
+        while self._pending and (len(self._pending) > most_pending or self._pending[0].done()):
+            self._pending.popleft().result()
+
+
+def _copy_to_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to('cpu', copy=True)
+    if isinstance(value, dict):
+        result = copy(value)  # of the same class: a Counter stays one
+        for key, item in value.items():
+            result[key] = _copy_to_cpu(item)
+        return result
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copy_to_cpu, value))
+    return deepcopy(value)
 
 
 def load_checkpoint(path: str | Path) -> Any:

@@ -73,7 +73,7 @@ class DatasetOptions(Section):
     )
     type: str = Field(description='class in DATASET_REGISTRY')
     num_worker_per_gpu: int = Field(0, ge=0, description='loader processes per rank')
-    pin_memory: bool = Field(False, description='page-locked batches; needed by prefetch_mode cuda')
+    pin_memory: bool | None = Field(None, description='page-locked batches; ~: if there is a GPU')
     persistent_workers: bool = Field(False, description='keep loader processes between passes')
 
 
@@ -88,9 +88,14 @@ class TrainDatasetOptions(DatasetOptions):
         1, gt=0, description='repeats of the set in one epoch'
     )
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
-        None, description='cpu: a thread keeps batches ready; cuda: also copies them ahead'
+        None,
+        description='cpu: a thread keeps batches ready; cuda: they are copied to the GPU ahead; ~: '
+        'cuda with pin_memory, else cpu if there are loader processes',
     )
     cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
+    uint8_batch: bool = Field(
+        False, description='8-bit images become floats on the device, not in the loader processes'
+    )
     num_prefetch_queue: int = Field(1, ge=1, description='batches kept ready by prefetch_mode cpu')
 
 

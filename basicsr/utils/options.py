@@ -272,6 +272,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     opt['num_gpu'] = _usable_gpus(opt['num_gpu'])
     for key, dataset in opt['datasets'].items():
         _complete_dataset(key, dataset, opt['scale'])
+        _complete_loading(dataset, opt['num_gpu'])
     _complete_paths(opt, Path(root_path))
     if is_train and 'debug' in opt['name']:
         opt['logger'].update(print_freq=1, save_checkpoint_freq=8)
@@ -318,6 +319,17 @@ def _complete_dataset(key: str, dataset: dict, scale: int | None) -> None:
             dataset[root] = os.path.expanduser(dataset[root])
         elif isinstance(dataset.get(root), list):
             dataset[root] = [os.path.expanduser(folder) for folder in dataset[root]]
+
+
+def _complete_loading(dataset: dict, num_gpu: int) -> None:
+    """Choose how batches travel, where the file leaves it open."""
+    if dataset['pin_memory'] is None:
+        dataset['pin_memory'] = num_gpu > 0
+    if dataset['phase'] == 'train' and dataset['prefetch_mode'] is None:
+        if num_gpu > 0 and dataset['pin_memory']:
+            dataset['prefetch_mode'] = 'cuda'
+        elif dataset['num_worker_per_gpu'] > 0:
+            dataset['prefetch_mode'] = 'cpu'
 
 
 def _complete_paths(opt: dict, root: Path) -> None:

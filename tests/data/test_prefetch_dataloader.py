@@ -3,16 +3,19 @@ import threading
 import time
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from runs import log_text
 from torch.utils.data import DataLoader, Dataset
 
+from basicsr.data.data_util import image_tensor
 from basicsr.data.prefetch_dataloader import (
     CPUPrefetcher,
     CUDAPrefetcher,
     PrefetchDataLoader,
     PrefetchGenerator,
+    images_to_float,
 )
 
 
@@ -184,6 +187,29 @@ def test_the_thread_ends_with_the_last_batch():
 
 
 # devices
+
+
+def test_images_become_floats_late_with_the_same_bits():
+    levels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
+    image = image_tensor(levels, keep_uint8=True)
+    assert image.dtype == torch.uint8
+    batch = {'lq': image, 'gt': torch.ones(2), 'mask': image, 'lq_path': ['a']}
+    floats = images_to_float(batch)
+    assert torch.equal(floats['lq'], image_tensor(levels))
+    assert floats['gt'] is batch['gt'] and floats['mask'] is image and floats['lq_path'] == ['a']
+    assert batch['lq'] is image and image.dtype == torch.uint8
+
+
+def test_only_plain_8_bit_colours_may_stay_bytes():
+    levels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    for img, color, mean in (
+        (levels.astype(np.uint16), None, None),
+        (levels, 'y', None),
+        (levels, None, [0.5] * 3),
+    ):
+        late = image_tensor(img, color, mean, mean, keep_uint8=True)
+        assert late.dtype == torch.float32
+        assert torch.equal(late, image_tensor(img, color, mean, mean))
 
 
 def test_without_a_gpu_prefetching_to_it_is_noted_and_has_no_effect(run, train_opt):

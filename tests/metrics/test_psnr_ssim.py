@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -61,6 +62,23 @@ def test_images_that_differ_by_1_everywhere_score_48_13_db_and_49_45_db_in_luma(
     img = u8(20, 24, 3, 0) % 200
     assert calculate_psnr(img, img + 1, 0) == pytest.approx(48.1308, abs=1e-4)
     assert calculate_psnr(img, img + 1, 0, test_y_channel=True) == pytest.approx(49.4527, abs=1e-4)
+
+
+@pytest.mark.parametrize('order', ['HWC', 'CHW'])
+def test_psnr_of_bytes_is_the_exact_one(order):
+    """Sums of squares beyond what 32 bits hold, and views that are not contiguous."""
+    rng = np.random.default_rng(0)
+    for img, img2 in (
+        (np.zeros((700, 300, 3), np.uint8), np.full((700, 300, 3), 255, np.uint8)),
+        (rng.integers(0, 256, (65, 43, 3), np.uint8), rng.integers(0, 256, (65, 43, 3), np.uint8)),
+        (rng.integers(0, 256, (65, 43, 1), np.uint8), rng.integers(0, 256, (65, 43, 1), np.uint8)),
+    ):
+        difference = img[2:-2, 2:-2].astype(object) - img2[2:-2, 2:-2].astype(object)
+        mse = Fraction(int((difference**2).sum()), difference.size)
+        if order == 'CHW':
+            img, img2 = img.transpose(2, 0, 1), img2.transpose(2, 0, 1)
+        expected = 10 * math.log10(255**2 / mse)
+        assert calculate_psnr(img, img2, 2, order) == pytest.approx(expected, rel=1e-15, abs=1e-14)
 
 
 @pytest.mark.parametrize('metric', NUMPY_METRICS)

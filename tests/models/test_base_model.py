@@ -100,6 +100,40 @@ def test_any_optimizer_of_torch_is_found_by_name(base_opt, name):
     assert optimizer.param_groups[0]['lr'] == 0.25
 
 
+def test_an_optimizer_is_fused_where_it_can_be_unless_an_option_says_how(base_opt):
+    def fused(name, **kwargs):
+        optimizer = BaseModel(base_opt).get_optimizer(name, [nn.Parameter(torch.ones(2))], lr=1)
+        group = optimizer.param_groups[0]
+        given = BaseModel(base_opt).get_optimizer(
+            name, iter([{'params': [nn.Parameter(torch.ones(2))]}]), lr=1, **kwargs
+        )
+        return group.get('fused'), given.param_groups[0].get('fused')
+
+    assert fused('Adam', fused=False) == (True, False)
+    assert fused('AdamW', foreach=True) == (True, None)
+    assert fused('SGD', momentum=0.9) == (True, True)
+    assert fused('RMSprop') == (None, None)
+
+
+@pytest.mark.parametrize('name', ['Adam', 'AdamW', 'SGD', 'Adagrad'])
+def test_a_fused_optimizer_makes_the_steps_of_the_plain_one(base_opt, name):
+    torch.manual_seed(0)
+    nets = [nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [
+        BaseModel(base_opt).get_optimizer(name, nets[0].parameters(), lr=1e-3, weight_decay=0.1),
+        getattr(torch.optim, name)(nets[1].parameters(), lr=1e-3, weight_decay=0.1, foreach=False),
+    ]
+    x = torch.rand(2, 3, 9, 9)
+    for _ in range(20):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
 def test_an_unknown_optimizer_or_argument_is_named(base_opt):
     model, weights = BaseModel(base_opt), [nn.Parameter(torch.ones(2))]
     with pytest.raises(ValueError, match="'Adamm' is not in torch.optim; did you mean 'Adam'"):

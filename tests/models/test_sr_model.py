@@ -1,6 +1,8 @@
 """Training by regression, restoring and scoring images."""
 
+import itertools
 import json
+import threading
 
 import cv2
 import numpy as np
@@ -40,7 +42,7 @@ def test_one_step_equals_a_plain_loop(model):
     after, loss = {k: v.clone() for k, v in net.state_dict().items()}, sr.get_current_log()
 
     net.load_state_dict(weights)
-    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     adam.zero_grad()
     expected = (net(data['lq']) - data['gt']).abs().mean()
     expected.backward()
@@ -201,6 +203,70 @@ def test_a_subclass_may_replace_the_validation_loop(model):
     sr.opt['dist'] = True
     sr.validation('loader', 1, None, True)
     assert sr.called == ('loader', 1, None, True)
+
+
+class Numbered(torch.utils.data.Dataset):
+    """Images named 0000, 0001, …"""
+
+    opt = {'name': 'numbered', 'dataroot_lq': '.'}  # noqa: RUF012 (as datasets have it)
+
+    def __init__(self, count):
+        self.count = count
+
+    def __getitem__(self, index):
+        return {'lq': torch.zeros(3, 8, 8), 'lq_path': f'{index:04d}.png'}
+
+    def __len__(self):
+        return self.count
+
+
+def test_images_are_scored_in_threads_and_keep_their_order(model, monkeypatch):
+    """Whichever is ready first, and with few of them in memory."""
+    second_scored, fifth_restored, crowded = threading.Event(), threading.Event(), []
+    restore, restored = SRModel.test, itertools.count(1)
+
+    def count(self):
+        if next(restored) == 5:
+            fifth_restored.set()
+        restore(self)
+
+    def score(self, images, name):
+        if name == '0000':
+            assert second_scored.wait(30), 'the second image waits for the first'
+            crowded.append(fifth_restored.wait(0.2))
+        if name == '0001':
+            second_scored.set()
+        return {'psnr': float(name)}
+
+    monkeypatch.setattr(SRModel, 'test', count)
+    monkeypatch.setattr(SRModel, 'score_images', score)
+    monkeypatch.setattr('os.cpu_count', lambda: 2)
+    sr = model(val__log_images=2)
+    sr.validation(torch.utils.data.DataLoader(Numbered(12)), 1, None)
+    assert list(sr.image_results) == [f'{i:04d}' for i in range(12)]
+    assert sr.image_results['0007'] == {'psnr': 7.0}
+    assert [panel['name'] for panel in sr.panels] == ['0000', '0001']
+    assert sr.metric_results['psnr'] == 5.5
+    assert crowded == [False]
+
+
+def test_a_metric_that_fails_in_a_thread_ends_the_run_with_the_image_named(model, monkeypatch):
+    def fail(self, images, name):
+        if name == '0002':
+            raise ValueError(f'metric x of image {name}: broken')
+        return {}
+
+    monkeypatch.setattr(SRModel, 'score_images', fail)
+    with pytest.raises(ValueError, match='image 0002: broken'):
+        model().validation(torch.utils.data.DataLoader(Numbered(6)), 1, None)
+
+
+def test_several_loader_processes_give_the_same_scores(run, train_opt):
+    results = []
+    for workers in (0, 2):
+        folder = run(train_opt(name=f'w{workers}', datasets__val__num_worker_per_gpu=workers))
+        results.append([row for row in rows(folder) if 'metrics/val/psnr' in row])
+    assert results[0] == results[1] != []
 
 
 def test_scores_are_those_of_the_saved_files(run, train_opt, tmp_path):

@@ -1,7 +1,9 @@
 import errno
 import os
 import pickle
+import threading
 from collections import Counter, OrderedDict
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from basicsr.models.base_model import BaseModel
 from basicsr.utils.checkpoint import (
+    BackgroundSaver,
     load_checkpoint,
     save_checkpoint,
     select_params,
@@ -110,6 +113,53 @@ def test_a_run_goes_on_after_a_full_disk(run, train_opt, monkeypatch):
     for name in ('net_g_latest.pth', '6.state'):
         assert differences(checkpoint(whole, name), checkpoint(folder, name)) == []
     assert not list(folder.rglob('*.tmp'))
+
+
+def test_in_the_background_what_was_handed_over_is_written_not_what_it_became(tmp_path):
+    weights = torch.ones(3)
+    content = {'params': {'w': weights}, 'milestones': Counter([2, 2]), 'groups': [(1, weights)]}
+    saver = BackgroundSaver()
+    saver.save(content, tmp_path / 'x.pth')
+    weights.zero_()
+    content['milestones'][2] = 0
+    saver.close()
+    written = load_checkpoint(tmp_path / 'x.pth')
+    ones = torch.ones(3)
+    expected = {'params': {'w': ones}, 'milestones': Counter([2, 2]), 'groups': [(1, ones)]}
+    assert differences(written, expected) == []
+    assert type(written['milestones']) is Counter
+
+
+def test_in_the_background_files_keep_their_order_and_few_wait(tmp_path, monkeypatch):
+    written, may_write = [], threading.Semaphore(0)
+
+    def write(content, path):
+        may_write.acquire()
+        written.append(path)
+
+    monkeypatch.setattr('basicsr.utils.checkpoint.save_checkpoint', write)
+    saver = BackgroundSaver()
+    for number in range(4):  # none of them waits for a write
+        saver.save({}, number)
+    assert written == []
+    may_write.release()
+    saver.save({}, 4)
+    assert written[:1] == [0]
+    may_write.release(4)
+    saver.close()
+    assert written == [0, 1, 2, 3, 4]
+
+
+def test_in_the_background_an_error_is_raised_by_the_next_call_and_nothing_follows_it(tmp_path):
+    """A state whose networks are not there would be resumed from."""
+    saver = BackgroundSaver()
+    saver.save({}, tmp_path / 'none' / 'net_g_4.pth')
+    with pytest.raises(OSError, match='cannot write .*net_g_4.pth'):
+        saver.save({}, tmp_path / '4.state')
+        saver.close()
+    with suppress(OSError):
+        saver.close()
+    assert os.listdir(tmp_path) == []
 
 
 # ---------------------------------------------------------------------------- reading

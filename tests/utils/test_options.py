@@ -527,6 +527,29 @@ def test_without_a_gpu_the_run_goes_on_on_the_cpu(parse, monkeypatch, capsys):
     assert 'running on the CPU' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('gpus', 'asked', 'pin_memory', 'mode'),
+    [
+        (0, {}, False, 'cpu'),
+        (0, {'num_worker_per_gpu': 0}, False, None),
+        (1, {}, True, 'cuda'),
+        (1, {'num_worker_per_gpu': 0}, True, 'cuda'),
+        (1, {'pin_memory': 'false'}, False, 'cpu'),
+        (1, {'prefetch_mode': 'cpu'}, True, 'cpu'),
+        (0, {'prefetch_mode': 'cuda', 'pin_memory': 'true'}, True, 'cuda'),
+    ],
+)
+def test_batches_are_prefetched_as_the_device_has_it_unless_options_say_how(
+    parse, monkeypatch, gpus, asked, pin_memory, mode
+):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: gpus)
+    entries = [f'datasets:train:{key}={value}' for key, value in asked.items()]
+    opt = parse(TRAIN, *force('num_gpu=auto', *entries))
+    train = opt['datasets']['train']
+    assert (train['pin_memory'], train['prefetch_mode']) == (pin_memory, mode)
+    assert opt['datasets']['val']['pin_memory'] is (gpus > 0)
+
+
 # ---------------------------------------------------------------------------- plug-ins
 
 DATASET = """

@@ -1,0 +1,305 @@
+"""The second-order degradation of Real-ESRGAN: blur, resize, noise and JPEG, twice.
+
+Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
+Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
+
+What is random about a sample is drawn first: its kernels (``draw_kernels``) and a recipe of plain
+numbers (``draw_recipe``), which can be logged and kept as JSON. ``degrade`` follows them, so that
+it gives the same image again for the same recipe.
+"""
+
+import functools
+import math
+import random
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basicsr.utils.diffjpeg import DiffJPEG
+from basicsr.utils.img_process_util import filter2D
+
+from .degradations import (
+    add_gaussian_noise_pt,
+    add_poisson_noise_pt,
+    circular_lowpass_kernel,
+    draw_mixed_kernel,
+    pad_kernel,
+)
+
+Recipe = dict[str, Any]
+
+STAGES = ('', '2')  # how the names of options and of recipe entries end
+RESIZE_MODES = ('area', 'bilinear', 'bicubic')
+SMALLEST_KERNEL, PADDED_KERNEL = 7, 21
+
+
+def draw_kernels(opt: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, dict]]:
+    """The kernels of a sample, drawn with ``random`` and ``numpy.random``.
+
+    Args:
+        opt: ``blur_kernel_size`` (largest size, odd; default 21), ``kernel_list``,
+            ``kernel_prob``, ``sinc_prob``, ``blur_sigma``, ``betag_range``, ``betap_range``, the
+            same ending in 2 for the second blur, and ``final_sinc_prob``.
+
+    Returns:
+        The kernels of the first and second blur and of the final sinc filter, each (21, 21), or
+        larger where ``blur_kernel_size`` is; then what was drawn for them, under 'kernel1',
+        'kernel2' and 'sinc_kernel'.
+    """
+    kernel1, drawn1 = _draw_blur(opt, '')
+    kernel2, drawn2 = _draw_blur(opt, '2')
+    sinc_kernel, drawn = _draw_final_sinc(opt['final_sinc_prob'])
+    return (
+        kernel1,
+        kernel2,
+        sinc_kernel,
+        {'kernel1': drawn1, 'kernel2': drawn2, 'sinc_kernel': drawn},
+    )
+
+
+def _draw_blur(opt: dict, stage: str) -> tuple[np.ndarray, dict]:
+    largest = opt.get(f'blur_kernel_size{stage}', PADDED_KERNEL)
+    if largest < SMALLEST_KERNEL or largest % 2 == 0:
+        raise ValueError(
+            f'blur_kernel_size{stage} is {largest}; it must be odd and at least {SMALLEST_KERNEL}.'
+        )
+    size = _draw_size(largest)
+    if np.random.uniform() < opt[f'sinc_prob{stage}']:
+        # Below pi/3, the ringing of a small kernel would be cut off after less than a period.
+        kernel, drawn = _draw_sinc(size, math.pi / 3 if size < 13 else math.pi / 5)
+    else:
+        sigma_range = opt[f'blur_sigma{stage}']
+        kernel, drawn = draw_mixed_kernel(
+            opt[f'kernel_list{stage}'],
+            opt[f'kernel_prob{stage}'],
+            size,
+            sigma_range,
+            sigma_range,
+            (-math.pi, math.pi),
+            opt[f'betag_range{stage}'],
+            opt[f'betap_range{stage}'],
+        )
+    return pad_kernel(kernel, max(largest, PADDED_KERNEL)), drawn
+
+
+def _draw_final_sinc(probability: float) -> tuple[np.ndarray, dict]:
+    if np.random.uniform() < probability:
+        kernel, drawn = _draw_sinc(_draw_size(PADDED_KERNEL), math.pi / 3)
+    else:
+        kernel, drawn = np.ones((1, 1)), {'kind': 'delta', 'kernel_size': 1}
+    return pad_kernel(kernel, PADDED_KERNEL), drawn
+
+
+def _draw_size(largest: int) -> int:
+    return random.choice(range(SMALLEST_KERNEL, largest + 1, 2))
+
+
+def _draw_sinc(size: int, lowest_cutoff: float) -> tuple[np.ndarray, dict]:
+    cutoff = np.random.uniform(lowest_cutoff, math.pi)
+    kernel = circular_lowpass_kernel(cutoff, size)
+    return kernel, {'kind': 'sinc', 'kernel_size': size, 'cutoff': cutoff}
+
+
+def draw_recipes(
+    opt: dict, count: int, seeds: Sequence[int] | None = None, shared: bool = False
+) -> list[Recipe]:
+    """The recipes of a batch of ``count`` samples.
+
+    Args:
+        opt: As of ``draw_recipe``.
+        count: Number of samples.
+        seeds: One for each; default: drawn from ``random``.
+        shared: All samples are resized alike, get the same kind of noise, and take the same
+            branches, those of the first: upstream's way. Else each has its own.
+    """
+    seeds = [_draw_seed() for _ in range(count)] if seeds is None else seeds
+    if len(seeds) != count:
+        raise ValueError(f'{len(seeds)} seeds are given for {count} samples; each needs one.')
+    branches = _draw_branches(opt, random.Random(seeds[0])) if shared else None
+    return [draw_recipe(opt, seed, branches) for seed in seeds]
+
+
+def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = None) -> Recipe:
+    """Everything that ``degrade`` has to know of a sample but the kernels.
+
+    Args:
+        opt: Names below, each also ending in 2 for the second time, but ``second_blur_prob``.
+
+            * ``resize_prob``: weights of enlarging, reducing and keeping the size.
+            * ``resize_range``: lowest and highest factor of the size.
+            * ``gaussian_noise_prob``: probability of Gaussian noise; else it is Poisson noise.
+            * ``noise_range``: of Gaussian noise, lowest and highest sigma in units of 1/255.
+            * ``poisson_scale_range``: lowest and highest factor of Poisson noise.
+            * ``gray_noise_prob``: probability of noise that is the same in all channels.
+            * ``jpeg_range``: lowest and highest quality.
+            * ``second_blur_prob``: probability of the second blur.
+        seed: The recipe follows from it, the noise itself too; default: drawn from ``random``.
+        branches: Entries of another recipe that replace the same of this one.
+
+    Returns:
+        Plain numbers and strings by name.
+    """
+    seed = _draw_seed() if seed is None else seed
+    rng = random.Random(seed)
+    recipe = {'seed': seed, **_draw_branches(opt, rng), **(branches or {})}
+    for stage in STAGES:
+        gaussian = recipe[f'noise{stage}'] == 'gaussian'
+        levels = opt[f'noise_range{stage}' if gaussian else f'poisson_scale_range{stage}']
+        recipe[f'noise_level{stage}'] = rng.uniform(*levels)
+        recipe[f'gray_noise{stage}'] = rng.random() < opt[f'gray_noise_prob{stage}']
+        recipe[f'jpeg_quality{stage}'] = rng.uniform(*opt[f'jpeg_range{stage}'])
+    return recipe
+
+
+def _draw_seed() -> int:
+    return random.getrandbits(53)  # JSON readers may keep numbers as float64
+
+
+def _draw_branches(opt: dict, rng: random.Random) -> Recipe:
+    """What upstream shares within a batch."""
+    branches: Recipe = {}
+    for stage in STAGES:
+        low, high = opt[f'resize_range{stage}']
+        factors = rng.uniform(1, high), rng.uniform(low, 1), 1.0
+        branches[f'resize_factor{stage}'] = rng.choices(factors, opt[f'resize_prob{stage}'])[0]
+        branches[f'resize_mode{stage}'] = rng.choice(RESIZE_MODES)
+        gaussian = rng.random() < opt[f'gaussian_noise_prob{stage}']
+        branches[f'noise{stage}'] = 'gaussian' if gaussian else 'poisson'
+    branches['second_blur'] = rng.random() < opt['second_blur_prob']
+    branches['final_resize_mode'] = rng.choice(RESIZE_MODES)
+    branches['jpeg_last'] = rng.random() < 0.5
+    return branches
+
+
+@torch.no_grad()
+def degrade(
+    gt: Tensor,
+    kernels1: Tensor,
+    kernels2: Tensor,
+    sinc_kernels: Tensor,
+    recipes: Sequence[Recipe],
+    scale: int,
+) -> Tensor:
+    """Make low-quality images by the second-order degradation.
+
+    On the CPU an image gets the same bits alone or in any batch.
+
+    Args:
+        gt: (b, 3, h, w) or (b, 1, h, w), in [0, 1], with h and w multiples of ``scale``. Sharpened
+            beforehand if that is wanted.
+        kernels1: Of the first blur, (b, k, k).
+        kernels2: Of the second blur, which not all recipes have, (b, k, k).
+        sinc_kernels: Of the last filter, (b, k, k).
+        recipes: One for each image, of ``draw_recipe``.
+        scale: How many times smaller the result is.
+
+    Returns:
+        (b, c, h / scale, w / scale) in [0, 1], rounded to multiples of 1/255.
+    """
+    b, _, h, w = gt.shape
+    if len(recipes) != b:
+        raise ValueError(f'{len(recipes)} recipes are given for {b} images; each needs one.')
+    if h % scale or w % scale:
+        raise ValueError(f'gt {h}x{w} (height x width) is no multiple of scale {scale}: crop it.')
+    lq_size = h // scale, w // scale
+    generators = [torch.Generator(gt.device).manual_seed(recipe['seed']) for recipe in recipes]
+    jpeg_last = [recipe['jpeg_last'] for recipe in recipes]
+
+    images = _blur(gt.split(1), kernels1, [True] * b)
+    images = _resize_and_add_noise(images, recipes, '', (h, w), generators)
+    images = _compress(images, recipes, '', [True] * b)
+    images = _blur(images, kernels2, [recipe['second_blur'] for recipe in recipes])
+    images = _resize_and_add_noise(images, recipes, '2', lq_size, generators)
+    images = _compress(images, recipes, '2', [not last for last in jpeg_last])
+    images = _resize(images, [(lq_size, recipe['final_resize_mode']) for recipe in recipes])
+    images = _blur(images, sinc_kernels, [True] * b)
+    images = _compress(images, recipes, '2', jpeg_last)
+    return (torch.cat(images) * 255).round().clamp(0, 255) / 255
+
+
+def _resize_and_add_noise(
+    images: Sequence[Tensor],
+    recipes: Sequence[Recipe],
+    stage: str,
+    size: tuple[int, int],
+    generators: Sequence[torch.Generator],
+) -> list[Tensor]:
+    """Bring the images to the recipes' factors of ``size``, and add noise to each."""
+    targets = []
+    for recipe in recipes:
+        factor = recipe[f'resize_factor{stage}']
+        height, width = (max(int(side * factor), 1) for side in size)
+        targets.append(((height, width), recipe[f'resize_mode{stage}']))
+    add = {'gaussian': add_gaussian_noise_pt, 'poisson': add_poisson_noise_pt}
+    return [
+        add[recipe[f'noise{stage}']](
+            image,
+            recipe[f'noise_level{stage}'],
+            gray_noise=recipe[f'gray_noise{stage}'],
+            generator=generator,
+        )
+        for image, recipe, generator in zip(
+            _resize(images, targets), recipes, generators, strict=True
+        )
+    ]
+
+
+def _blur(images: Sequence[Tensor], kernels: Tensor, chosen: Sequence[bool]) -> list[Tensor]:
+    return _in_groups(lambda batch, members: filter2D(batch, kernels[members]), images, chosen)
+
+
+def _resize(
+    images: Sequence[Tensor], targets: Sequence[tuple[tuple[int, int], str]]
+) -> list[Tensor]:
+    """Resize each image to its (height, width), by its mode."""
+
+    def step(batch: Tensor, members: list[int]) -> Tensor:
+        # To a size, not by a factor: the factor would not be that of the sizes once these are
+        # whole numbers, and the image would move against its GT.
+        size, mode = targets[members[0]]
+        return F.interpolate(batch, size, mode=mode)
+
+    return _in_groups(step, images, targets)
+
+
+def _compress(
+    images: Sequence[Tensor], recipes: Sequence[Recipe], stage: str, chosen: Sequence[bool]
+) -> list[Tensor]:
+    def step(batch: Tensor, members: list[int]) -> Tensor:
+        quality = torch.tensor([recipes[i][f'jpeg_quality{stage}'] for i in members])
+        return _jpeg(batch.device)(batch.clamp(0, 1), quality)
+
+    return _in_groups(step, images, chosen)
+
+
+@functools.cache
+def _jpeg(device: torch.device) -> DiffJPEG:
+    """Its tables are constants: they need to reach a device only once."""
+    return DiffJPEG(differentiable=False).to(device)
+
+
+def _in_groups(
+    step: Callable[[Tensor, list[int]], Tensor],
+    images: Sequence[Tensor],
+    keys: Sequence[Hashable],
+) -> list[Tensor]:
+    """Images (1, c, h, w) after ``step(batch, indices)``; those with a false key stay.
+
+    Images of one size and one key are a batch. On the CPU each is its own, for the bits of a
+    convolution depend on the size of the batch.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, (image, key) in enumerate(zip(images, keys, strict=True)):
+        if key:
+            group = index if image.device.type == 'cpu' else (image.shape, key)
+            groups.setdefault(group, []).append(index)
+    result = list(images)
+    for members in groups.values():
+        batch = step(torch.cat([images[index] for index in members]), members)
+        for index, image in zip(members, batch.split(1), strict=True):
+            result[index] = image
+    return result
