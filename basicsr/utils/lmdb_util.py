@@ -1,25 +1,40 @@
 """Writing image LMDBs: PNG bytes under keys, with a readable list beside them.
 
 ``<name>.lmdb/meta_info.txt`` has a line ``<key>.png (<h>,<w>,<c>) <compression level>`` per image.
+It appears last: a database without it is incomplete, and readers refuse it.
 """
 
-import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import struct
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from .img_util import cv2
+from tqdm import tqdm
+
+from .img_util import cv2, imfrombytes
+from .misc import atomic_path
+from .parallel import map_in_order
+from .text import some
 
 _MOST_PENDING_BYTES = 2**28  # committed earlier than the batch is full
 
+Shape = tuple[int, int, int]
 
-def read_img_worker(
-    path: str | Path, key: str, compress_level: int
-) -> tuple[str, bytes, tuple[int, int, int]]:
-    """Read an image and encode it as PNG: (key, bytes, (height, width, channels))."""
-    img = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-    if img is None:
-        raise ValueError(f'cannot decode {path}: not an image, truncated, or missing.')
+
+def read_img_worker(path: str | Path, key: str, compress_level: int) -> tuple[str, bytes, Shape]:
+    """Read an image and encode it as PNG: (key, bytes, (height, width, channels)).
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file is no complete image, or one that PNG cannot hold; it is named.
+    """
+    try:
+        # Not cv2.imread, which fills up the missing part of a truncated JPEG.
+        img = imfrombytes(Path(path).read_bytes(), 'unchanged')
+    except ValueError as error:
+        raise ValueError(f'cannot decode {path}: {error}') from error
+    if img.dtype not in ('uint8', 'uint16'):
+        raise ValueError(f'{path}: PNG cannot hold {img.dtype}, only uint8 and uint16.')
     height, width = img.shape[:2]
     channels = 1 if img.ndim == 2 else img.shape[2]
     _, encoded = cv2.imencode('.png', img, [cv2.IMWRITE_PNG_COMPRESSION, compress_level])
@@ -36,43 +51,48 @@ def make_lmdb_from_imgs(
     multiprocessing_read: bool = False,
     n_thread: int = 40,
     map_size: int | None = None,
+    resume: bool = False,
 ) -> None:
-    """Write the images ``data_path/<img_path>`` into a new LMDB under ``keys``.
+    """Write the images ``data_path/<img_path>`` into an LMDB under ``keys``.
+
+    What is written before an error or an interruption stays, without a list.
 
     Args:
-        batch: Images per commit.
+        batch: Images per commit: as many may be lost if the process is killed.
         compress_level: PNG compression, 0 to 9.
         multiprocessing_read: Read and encode with ``n_thread`` threads (OpenCV releases the lock);
-            only as many images as threads are in memory.
+            a few images per thread are in memory.
         map_size: Largest size of the database in bytes; it grows as needed if not given.
+        resume: Go on with a database that exists: its keys are skipped.
 
     Raises:
-        FileExistsError: ``lmdb_path`` exists; nothing is overwritten.
-        ValueError: The lists differ in length, the name does not end with .lmdb, or a file is
-            not an image; what has been written is removed.
+        FileExistsError: ``lmdb_path`` exists, without ``resume``; nothing is overwritten.
+        ValueError: The lists differ in length, keys repeat, the name does not end with .lmdb, a
+            file is not an image, or the database to go on with has other keys as well.
     """
     if len(img_path_list) != len(keys):
         raise ValueError(f'{len(img_path_list)} images need as many keys, got {len(keys)}.')
-    maker = LmdbMaker(lmdb_path, map_size or 2**26, batch, compress_level, grow=map_size is None)
+    if len(set(keys)) < len(keys):
+        repeated = sorted(key for key, count in Counter(keys).items() if count > 1)
+        raise ValueError(f'each image needs a key of its own, got twice: {some(repeated, 3)}.')
+    growing = map_size is None
+    maker = LmdbMaker(lmdb_path, map_size or 2**26, batch, compress_level, growing, resume)
     try:
+        others = sorted(maker.shapes.keys() - set(keys))
+        if others:
+            raise ValueError(f'{lmdb_path} is of other images: {some(others, 3)}. Replace it.')
         paths = [Path(data_path) / path for path in img_path_list]
+        missing = [item for item in zip(paths, keys, strict=True) if item[1] not in maker.shapes]
         threads = n_thread if multiprocessing_read else 1
-        for key, data, shape in _read_in_order(paths, keys, compress_level, threads):
+        images = map_in_order(lambda item: read_img_worker(*item, compress_level), missing, threads)
+        done = len(keys) - len(missing)
+        for key, data, shape in tqdm(images, initial=done, total=len(keys), unit='image'):
             maker.put(data, key, shape)
-        maker.close()
+        maker.shapes = {key: maker.shapes[key] for key in keys}
     except BaseException:
-        shutil.rmtree(lmdb_path)
+        maker.suspend()
         raise
-
-
-def _read_in_order(
-    paths: Sequence[Path], keys: Sequence[str], compress_level: int, threads: int
-) -> Iterator[tuple[str, bytes, tuple[int, int, int]]]:
-    levels = [compress_level] * threads
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(paths), threads):
-            window = slice(start, start + threads)
-            yield from pool.map(read_img_worker, paths[window], keys[window], levels)
+    maker.close()
 
 
 class LmdbMaker:
@@ -84,6 +104,10 @@ class LmdbMaker:
         batch: Images per commit.
         compress_level: PNG level, written to the list.
         grow: Double ``map_size`` whenever it is reached.
+        resume: Go on with a database of PNG images, if there is one.
+
+    Attributes:
+        shapes: (height, width, channels) by key, in the order of the list.
     """
 
     def __init__(
@@ -93,40 +117,66 @@ class LmdbMaker:
         batch: int = 5000,
         compress_level: int = 1,
         grow: bool = False,
+        resume: bool = False,
     ):
-        import lmdb
+        try:
+            import lmdb
+        except ImportError as error:
+            raise ImportError('writing an LMDB needs: pip install lmdb') from error
 
         lmdb_path = Path(lmdb_path)
         if lmdb_path.suffix != '.lmdb':
             raise ValueError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
-        if lmdb_path.exists():
-            raise FileExistsError(f'{lmdb_path} already exists; remove it or choose another name.')
+        if lmdb_path.exists() and not resume:
+            raise FileExistsError(
+                f'{lmdb_path} already exists; remove it or choose another name, or go on with it '
+                '(resume=True).'
+            )
+        lmdb_path.parent.mkdir(parents=True, exist_ok=True)
         self.batch = batch
         self.compress_level = compress_level
         self._grow = grow
         self._full_error = lmdb.MapFullError
+        self._list_file = lmdb_path / 'meta_info.txt'
         self._env = lmdb.open(str(lmdb_path), map_size=map_size)
-        self._meta = (lmdb_path / 'meta_info.txt').open('w', encoding='utf-8')
-        self._pending: list[tuple[str, bytes, tuple[int, int, int]]] = []
+        with self._env.begin(buffers=True) as transaction:
+            self.shapes = {
+                str(key, 'utf-8'): _shape_of_png(value) for key, value in transaction.cursor()
+            }
+        self._pending: list[tuple[str, bytes]] = []
         self._pending_bytes = 0
 
-    def put(self, img_byte: bytes, key: str, img_shape: tuple[int, int, int]) -> None:
+    def put(self, img_byte: bytes, key: str, img_shape: Shape) -> None:
         """Add one encoded image of shape (height, width, channels)."""
-        self._pending.append((key, img_byte, img_shape))
+        self.shapes[key] = img_shape
+        self._pending.append((key, img_byte))
         self._pending_bytes += len(img_byte)
         if len(self._pending) >= self.batch or self._pending_bytes > _MOST_PENDING_BYTES:
             self._commit()
 
     def close(self) -> None:
-        self._commit()
-        self._env.close()
-        self._meta.close()
+        """Write what is pending and then the list, which makes the database complete."""
+        self.suspend()
+        lines = [
+            f'{key}.png ({height},{width},{channels}) {self.compress_level}\n'
+            for key, (height, width, channels) in self.shapes.items()
+        ]
+        with atomic_path(self._list_file) as temporary:
+            temporary.write_text(''.join(lines), encoding='utf-8')
+
+    def suspend(self) -> None:
+        """Write what is pending, but no list: another maker may go on (``resume``)."""
+        try:
+            self._commit()
+        finally:
+            self._env.close()
 
     def _commit(self) -> None:
-        """Write what is pending, then its lines: the list names only what is there."""
+        if self._pending:  # a list of the images before would pass for a complete one
+            self._list_file.unlink(missing_ok=True)
         try:
             with self._env.begin(write=True) as transaction:
-                for key, data, _ in self._pending:
+                for key, data in self._pending:
                     transaction.put(key.encode(), data)
         except self._full_error:
             if not self._grow:
@@ -134,6 +184,10 @@ class LmdbMaker:
             self._env.set_mapsize(self._env.info()['map_size'] * 2)
             self._commit()
             return
-        for key, _, (height, width, channels) in self._pending:
-            self._meta.write(f'{key}.png ({height},{width},{channels}) {self.compress_level}\n')
         self._pending, self._pending_bytes = [], 0
+
+
+def _shape_of_png(data: bytes | memoryview) -> Shape:
+    """Height, width and channels, from the header; OpenCV writes no palettes."""
+    width, height = struct.unpack('>II', data[16:24])
+    return height, width, {0: 1, 2: 3, 6: 4}[data[25]]

@@ -4,7 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 if __name__ == '__main__':  # use the checkout that this script is part of
@@ -13,27 +12,23 @@ if __name__ == '__main__':  # use the checkout that this script is part of
 from basicsr.data.data_util import list_images
 from basicsr.utils.img_util import imfrombytes, imwrite
 from basicsr.utils.matlab_functions import reduce_image
+from basicsr.utils.parallel import for_each_file, run_script
 
 
-def make_pair(path: Path, scale: int, may_crop: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Read an image, cut it to a multiple of ``scale``, and return it with its reduced version."""
-    try:
-        img = imfrombytes(path.read_bytes(), 'unchanged')
-    except ValueError as error:
-        raise ValueError(f'{path}: {error}') from error
+def make_pair(path: Path, folders: list[Path], scale: int) -> None:
+    """Write the reduced image and, if there is a second folder, the image cut to ``scale``."""
+    img = imfrombytes(path.read_bytes(), 'unchanged')
     height, width = img.shape[:2]
     if min(height, width) < scale:
-        raise ValueError(f'{path}: {width} x {height} pixels are too few for scale {scale}.')
+        raise ValueError(f'{width} x {height} pixels are too few for scale {scale}.')
     gt = img[: height - height % scale, : width - width % scale]
     if gt.shape != img.shape:
         change = f'{path} has {width} x {height} pixels, no multiple of {scale}'
-        if not may_crop:
+        if len(folders) == 1:
             raise ValueError(f'{change}: name a folder for cropped images with --gt-output.')
         tqdm.write(f'{change}: cropped to {gt.shape[1]} x {gt.shape[0]}.', file=sys.stderr)
-    try:
-        return gt, reduce_image(gt, scale)
-    except ValueError as error:
-        raise ValueError(f'{path}: {error}') from error
+    for folder, made in zip(folders, (reduce_image(gt, scale), gt), strict=False):
+        imwrite(made, folder / f'{path.stem}.png')
 
 
 def main(args: argparse.Namespace) -> str:
@@ -46,13 +41,13 @@ def main(args: argparse.Namespace) -> str:
         raise FileNotFoundError(f'{source} holds no images.')
     if len(set(targets)) < len(targets) or source.resolve() in (f.resolve() for f in folders):
         raise ValueError('Two files would share a name: use different folders and file names.')
-    existing = [path for path in targets if path.exists()]
-    if existing and not args.overwrite:
-        raise FileExistsError(f'{existing[0]} exists: choose another folder or add --overwrite.')
-    for path in tqdm(paths, unit='image'):
-        gt, lq = make_pair(path, args.scale, may_crop=bool(args.gt_output))
-        for folder, img in zip(folders, (lq, gt), strict=False):
-            imwrite(img, folder / f'{path.stem}.png')
+    existing = {path for path in targets if path.exists()}
+    if existing and not (args.resume or args.overwrite):
+        raise FileExistsError(f'{min(existing)} exists: add --resume to go on or --overwrite.')
+    kept = existing if args.resume else set()
+    missing = [p for p in paths if not kept.issuperset(f / f'{p.stem}.png' for f in folders)]
+    for _ in for_each_file(lambda p: make_pair(p, folders, args.scale), missing, args.workers):
+        pass
     return f'{len(paths)} images of {source}, reduced to 1/{args.scale}, are in {folders[0]}.'
 
 
@@ -62,8 +57,4 @@ if __name__ == '__main__':
     parser.add_argument('--output', required=True, help='folder for the reduced images (LQ)')
     parser.add_argument('--scale', required=True, type=int, help='factor between the two sizes')
     parser.add_argument('--gt-output', help='folder for the GT, cropped to multiples of the scale')
-    parser.add_argument('--overwrite', action='store_true', help='replace existing files')
-    try:
-        print(main(parser.parse_args()))
-    except (OSError, ValueError) as error:
-        sys.exit(f'make_lq: {" ".join(str(error).split())}')
+    print(run_script(main, parser))

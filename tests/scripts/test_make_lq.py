@@ -30,9 +30,10 @@ def write(folder, name, img):
     return folder
 
 
-def run(folder, output, scale=2, gt_output=None, overwrite=False):
+def run(folder, output, scale=2, gt_output=None, overwrite=False, resume=False, workers=2):
     args = {'input': str(folder), 'output': str(output), 'scale': scale}
     args |= {'gt_output': gt_output and str(gt_output), 'overwrite': overwrite}
+    args |= {'resume': resume, 'workers': workers}
     return make_lq.main(argparse.Namespace(**args))
 
 
@@ -107,7 +108,7 @@ def test_sizes_that_do_not_fit_are_cropped_if_the_cropped_images_can_be_kept(tmp
     gt = write(write(tmp_path / 'gt', 'a.png', img), 'b.tif', fits)
     with pytest.raises(ValueError, match=r'a.png has 9 x 7 pixels.*--gt-output'):
         run(gt, tmp_path / 'lq')
-    run(gt, tmp_path / 'lq', gt_output=tmp_path / 'cropped')
+    run(gt, tmp_path / 'lq', gt_output=tmp_path / 'cropped', overwrite=True)
     assert 'cropped to 8 x 6' in capsys.readouterr().err
     assert np.array_equal(read(tmp_path / 'cropped' / 'a.png'), img[:6, :8])
     assert np.array_equal(read(tmp_path / 'cropped' / 'b.png'), fits)
@@ -123,6 +124,31 @@ def test_existing_files_are_replaced_on_demand_only(tmp_path):
     assert (lq / 'a.png').read_bytes() == before
     run(gt, lq, overwrite=True)
     assert read(lq / 'a.png').shape == (2, 2)
+
+
+def test_whole_pairs_are_kept_and_halves_are_made_again(tmp_path):
+    for name in 'abc':
+        gt = write(tmp_path / 'gt', f'{name}.png', noise(5, 4))
+    lq, cropped = tmp_path / 'lq', tmp_path / 'cropped'
+    run(gt, lq, gt_output=cropped, resume=True)
+    (cropped / 'b.png').unlink()
+    (lq / 'a.png').write_bytes(b'kept')
+    (lq / 'b.png').write_bytes(b'its pair was not whole')
+    result = run(gt, lq, gt_output=cropped, resume=True)
+    assert result.startswith('3 images')
+    assert (lq / 'a.png').read_bytes() == b'kept'
+    assert read(lq / 'b.png').shape == (2, 2)
+    assert read(cropped / 'b.png').shape == (4, 4)
+
+
+def test_the_number_of_workers_changes_no_byte(tmp_path):
+    for number in range(6):
+        gt = write(tmp_path / 'gt', f'{number}.png', noise(24, 32, 3, seed=number))
+    for workers in (1, 2):
+        run(gt, tmp_path / str(workers), workers=workers)
+    for number in range(6):
+        one, two = (tmp_path / folder / f'{number}.png' for folder in '12')
+        assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.parametrize('overwrite', [False, True])

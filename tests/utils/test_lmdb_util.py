@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from golden import params, recipe, resolve
 
+from basicsr.data.data_util import paths_from_lmdb
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.img_util import imfrombytes
 from basicsr.utils.lmdb_util import LmdbMaker, make_lmdb_from_imgs, read_img_worker
@@ -84,15 +85,70 @@ def test_the_database_grows_as_needed(tmp_path):
 def test_a_size_that_is_given_is_kept_to(images, tmp_path):
     folder, names, keys = images
     with pytest.raises(lmdb.MapFullError):
-        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names * 40, keys * 40, map_size=2**13)
+        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys, map_size=2**13)
+    assert not (tmp_path / 'x.lmdb' / 'meta_info.txt').exists()
 
 
-def test_a_build_that_fails_leaves_nothing_behind(images, tmp_path):
+def test_a_build_that_fails_is_incomplete_and_goes_on(images, tmp_path):
     folder, names, keys = images
-    (folder / '3.png').write_bytes((folder / '3.png').read_bytes()[:20])
+    whole = (folder / '3.png').read_bytes()
+    (folder / '3.png').write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r'cannot decode .*src/3.png'):
-        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys, batch=2)
-    assert not (tmp_path / 'x.lmdb').exists()
+        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys)
+    with pytest.raises(FileNotFoundError, match='no list of keys'):
+        paths_from_lmdb(tmp_path / 'x.lmdb')
+
+    (folder / '3.png').write_bytes(whole)
+    for name in names[:3]:
+        (folder / name).unlink()  # what is in the database is not read again
+    make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys, resume=True)
+    lines = (tmp_path / 'x.lmdb' / 'meta_info.txt').read_text().splitlines()
+    assert lines == [f'{key}.png (16,20,3) 1' for key in keys]
+    assert np.array_equal(read(tmp_path / 'x.lmdb', '0'), recipe.det_image('0.png', 16, 20, 3))
+
+
+def test_sizes_and_order_of_the_list_survive_a_pause(tmp_path):
+    shapes = {'c': (3, 2), 'a': (2, 5, 3), 'b': (4, 1, 4), 'd': (1, 1, 3)}
+    for key, shape in shapes.items():
+        img = recipe.det_array(shape, key, 0, 65535).astype('uint16')
+        cv2.imwrite(str(tmp_path / f'{key}.png'), img)
+    maker = LmdbMaker(tmp_path / 'x.lmdb', map_size=2**20)
+    for key in ('a', 'b', 'c'):
+        maker.put(*[read_img_worker(tmp_path / f'{key}.png', key, 1)[i] for i in (1, 0, 2)])
+    maker.suspend()
+    names = [f'{key}.png' for key in shapes]
+    make_lmdb_from_imgs(tmp_path, tmp_path / 'x.lmdb', names, list(shapes), resume=True)
+    lines = (tmp_path / 'x.lmdb' / 'meta_info.txt').read_text().splitlines()
+    assert lines == ['c.png (3,2,1) 1', 'a.png (2,5,3) 1', 'b.png (4,1,4) 1', 'd.png (1,1,3) 1']
+
+
+def test_a_database_that_is_added_to_is_incomplete_meanwhile(images, tmp_path):
+    folder, names, keys = images
+    path = tmp_path / 'x.lmdb'
+    make_lmdb_from_imgs(folder, path, names[:3], keys[:3])
+    (folder / '4.png').unlink()
+    with pytest.raises(FileNotFoundError, match=r'src/4.png'):
+        make_lmdb_from_imgs(folder, path, names, keys, resume=True)
+    assert not (path / 'meta_info.txt').exists()
+
+
+def test_a_database_of_other_images_is_not_gone_on_with(images, tmp_path):
+    folder, names, keys = images
+    make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys)
+    with pytest.raises(ValueError, match=r'x.lmdb is of other images: 3, 4'):
+        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names[:3], keys[:3], resume=True)
+    assert paths_from_lmdb(tmp_path / 'x.lmdb') == keys
+
+
+def test_images_that_png_would_change_are_refused(tmp_path):
+    path = tmp_path / 'x.tif'
+    cv2.imwrite(str(path), np.full((4, 4), 0.5, np.float32))
+    with pytest.raises(ValueError, match=r'x.tif: PNG cannot hold float32'):
+        read_img_worker(path, 'x', 1)
+    cv2.imwrite(str(tmp_path / 'x.jpg'), recipe.det_image('x', 64, 64, 3))
+    (tmp_path / 'x.jpg').write_bytes((tmp_path / 'x.jpg').read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r'cannot decode .*x.jpg'):
+        read_img_worker(tmp_path / 'x.jpg', 'x', 1)
 
 
 def test_nothing_is_overwritten(images, tmp_path):
@@ -112,3 +168,9 @@ def test_images_and_keys_are_as_many(images, tmp_path):
     folder, names, keys = images
     with pytest.raises(ValueError, match='5 images need as many keys, got 4'):
         make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys[:4])
+
+
+def test_each_image_has_a_key_of_its_own(images, tmp_path):
+    folder, names, keys = images
+    with pytest.raises(ValueError, match='a key of its own, got twice: 0'):
+        make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, ['0', *keys[:4]])

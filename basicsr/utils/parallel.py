@@ -1,0 +1,83 @@
+"""Work on many files at once, and what the scripts that do so have in common.
+
+The workers are threads: OpenCV and numpy leave Python's lock to others while they decode, encode
+and filter (of 2800 requests for it, made meanwhile, 95 % were met within 0.14 ms). Processes would
+import torch first, seconds each, and send images through pipes.
+"""
+
+import argparse
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar('Item')
+Result = TypeVar('Result')
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """Results of ``function`` in the order of the items; at most ``2 * workers`` are made ahead.
+
+    An error, an interruption, or leaving the loop drops what has not begun.
+    """
+    if workers < 1:
+        raise ValueError(f'workers must be at least 1, got {workers}.')
+    pool = ThreadPoolExecutor(workers)
+    ahead: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            ahead.append(pool.submit(function, item))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def for_each_file(
+    function: Callable[[Path], Result], paths: Sequence[Path], workers: int
+) -> Iterable[Result]:
+    """Results of ``function``, in order, with a progress bar; a ValueError names the file."""
+
+    def named(path: Path) -> Result:
+        try:
+            return function(path)
+        except ValueError as error:
+            if str(path) in str(error):
+                raise
+            raise ValueError(f'{path}: {error}') from error
+
+    return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image')
+
+
+def run_script(
+    main: Callable[[argparse.Namespace], str],
+    parser: argparse.ArgumentParser,
+    resumable: bool = True,
+) -> str:
+    """Call ``main`` with the script's arguments, --workers, --overwrite and, if so, --resume.
+
+    Returns:
+        What ``main`` returns. An error or Ctrl-C ends the program with one line and status 1.
+    """
+    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='threads')
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument('--overwrite', action='store_true', help='replace what exists')
+    if resumable:
+        existing.add_argument('--resume', action='store_true', help='keep what exists and go on')
+    args = parser.parse_args()
+    try:
+        return main(args)
+    except (ImportError, OSError, ValueError) as error:
+        message = ' '.join(str(error).split())
+    except KeyboardInterrupt:
+        message = 'interrupted.' + (' --resume goes on from here.' if resumable else '')
+    sys.exit(f'{Path(parser.prog).stem}: {message}')

@@ -1,0 +1,61 @@
+"""Write the images of a folder into an LMDB, under their names without the extension."""
+
+import argparse
+import shutil
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+if __name__ == '__main__':  # use the checkout that this script is part of
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from basicsr.data.data_util import list_images, names_from_meta_info_file
+from basicsr.utils.lmdb_util import make_lmdb_from_imgs
+from basicsr.utils.parallel import run_script
+
+
+def find(args: argparse.Namespace) -> list[str]:
+    """Images to take, relative to the folder, sorted; in listed folders all that they hold."""
+    names = [] if args.meta_info else list_images(args.input, args.recursive)
+    for name in names_from_meta_info_file(args.meta_info) if args.meta_info else []:
+        entry = Path(args.input, name)
+        names += [name] if entry.is_file() else [f'{name}/{n}' for n in list_images(entry)]
+    return sorted({name for name in names if fnmatchcase(Path(name).name, args.pattern)})
+
+
+def main(args: argparse.Namespace) -> str:
+    source, output = Path(args.input), Path(args.output)
+    names = find(args)
+    if not names:
+        raise FileNotFoundError(f"{source} holds no images '{args.pattern}' to take.")
+    keys = [Path(n).with_suffix('').as_posix().removesuffix(args.cut_suffix) for n in names]
+    if output.exists() and not (args.resume or args.overwrite):
+        raise FileExistsError(f'{output} exists: add --resume to go on or --overwrite.')
+    if output.exists() and args.overwrite:
+        if not (output / 'data.mdb').is_file():
+            raise FileExistsError(f'{output} is no LMDB: choose another name.')
+        shutil.rmtree(output)
+    make_lmdb_from_imgs(
+        source,
+        output,
+        names,
+        keys,
+        batch=100,  # no more is lost by a kill
+        compress_level=args.compression_level,
+        multiprocessing_read=True,
+        n_thread=args.workers,
+        resume=args.resume,
+    )
+    return f'{len(keys)} images of {source} are in {output}.'
+
+
+if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--input', required=True, help='folder of the images')
+    parser.add_argument('--output', required=True, help='the LMDB, named *.lmdb')
+    parser.add_argument('--recursive', action='store_true', help='look into sub-folders too')
+    parser.add_argument('--meta-info', help='take what this file lists: images, or their folders')
+    parser.add_argument('--pattern', default='*', help='take only such names, as im4.png')
+    parser.add_argument('--cut-suffix', default='', help='ending to leave out in keys, as x4')
+    parser.add_argument('--compression-level', type=int, default=1, help='of PNG, 0 to 9')
+    print(run_script(main, parser))
