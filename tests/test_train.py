@@ -112,16 +112,18 @@ def test_the_training_trace_of_the_reference_is_met(run, case, tmp_path, monkeyp
     logged = rows(folder)
     steps = [row for row in logged if 'lr' in row]
     scores = [row for row in logged if 'lr' not in row]
-    output = {f'loss_{key}': [row[f'losses/{key}'] for row in steps] for key in case['log_keys']}
+    tags = {key: f'losses/{key}' if key.startswith('l_') else key for key in case['log_keys']}
+    output = {f'loss_{key}': [row[tag] for row in steps] for key, tag in tags.items()}
     output['lr'] = [row['lr'] for row in steps]
     for metric in ('psnr', 'ssim'):
         output[f'val_{metric}'] = [row[f'metrics/tinyval/{metric}'] for row in scores]
     assert [row['iter'] for row in scores] == case['val_iters']
-    for key, state in checkpoint(folder, 'net_g_30.pth').items():
-        tensors = [state[name].double() for name in sorted(state)]
-        output[f'final_net_g_{key}_sum'] = [float(t.sum()) for t in tensors]
-        output[f'final_net_g_{key}_norm'] = [float(t.norm()) for t in tensors]
-        output[f'final_net_g_{key}_first'] = [float(t.flatten()[0]) for t in tensors]
+    for net in [key.removeprefix('network_') for key in case['init']]:
+        for key, state in checkpoint(folder, f'net_{net}_latest.pth').items():
+            tensors = [state[name].double() for name in sorted(state)]
+            output[f'final_net_{net}_{key}_sum'] = [float(t.sum()) for t in tensors]
+            output[f'final_net_{net}_{key}_norm'] = [float(t.norm()) for t in tensors]
+            output[f'final_net_{net}_{key}_first'] = [float(t.flatten()[0]) for t in tensors]
     output = {key: np.array(value) for key, value in output.items()}
     assert recipe.compare(case, output) is None
 

@@ -5,8 +5,8 @@ import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,21 @@ class BaseModel:
         if isinstance(net, DataParallel | DistributedDataParallel):
             return net.module
         return net
+
+    @contextmanager
+    def frozen(self, net: nn.Module) -> Iterator[nn.Module]:
+        """Within the block gradients pass through the network, and none reach its parameters.
+
+        The block gets it without DDP, which would wait for these gradients.
+        """
+        trained = [p for p in net.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        try:
+            yield net.module if isinstance(net, DistributedDataParallel) else net
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
 
     @master_only
     def print_network(self, net: nn.Module) -> None:

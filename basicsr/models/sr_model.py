@@ -40,7 +40,12 @@ class SRModel(BaseModel):
         lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
         image_results: Of the last validation: scores per image, by image name.
         panels: Of the last validation: the first images, as (h, w, c) BGR uint8 arrays.
+        loss_prefix: What the names of this network's losses begin with in the log.
+        needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` has to be given.
     """
+
+    loss_prefix = 'l_'
+    needs_fidelity_loss = True
 
     def __init__(self, opt: dict):
         super().__init__(opt)
@@ -98,26 +103,42 @@ class SRModel(BaseModel):
         self.setup_schedulers()
 
     def init_losses(self) -> None:
-        """Build ``cri_pix`` and ``cri_perceptual``."""
+        """Build ``cri_pix``, ``cri_perceptual``, and ``cri_others`` by name."""
+        train_opt = self.opt['train']
         self.cri_pix, self.cri_perceptual = (
-            build_loss(self.opt['train'][key]).to(self.device)
-            if self.opt['train'].get(key)
-            else None
+            build_loss(train_opt[key]).to(self.device) if train_opt.get(key) else None
             for key in ('pixel_opt', 'perceptual_opt')
         )
-        if self.cri_pix is None and self.cri_perceptual is None:
-            raise ValueError('no loss: give train.pixel_opt or train.perceptual_opt.')
+        self.cri_others: dict[str, torch.nn.Module] = {}
+        more = train_opt.get('losses') or []
+        if not isinstance(more, list) or not all('type' in options for options in more):
+            raise ValueError(
+                f'train.losses must be a list of losses, such as [{{type: L1Loss}}], got {more}.'
+            )
+        for options in map(dict, more):
+            name = options.pop('name', None) or options['type'].removesuffix('Loss').lower()
+            if name in self.cri_others:
+                raise ValueError(f"train.losses: two are called '{name}'; give each a name.")
+            self.cri_others[name] = build_loss(options).to(self.device)
+        if self.needs_fidelity_loss and not (
+            self.cri_pix or self.cri_perceptual or self.cri_others
+        ):
+            raise ValueError('no loss: give train.pixel_opt, train.perceptual_opt or train.losses.')
 
     def setup_optimizers(self) -> None:
-        options = dict(self.opt['train'].get('optim_g') or {})
+        self.optimizer_g = self._optimizer_of(self.net_g, 'optim_g')
+        self.optimizers.append(self.optimizer_g)
+
+    def _optimizer_of(self, net: torch.nn.Module, key: str) -> torch.optim.Optimizer:
+        """The optimizer of a network that ``train.<key>`` describes."""
+        options = dict(self.opt['train'].get(key) or {})
         if 'type' not in options:
-            raise ValueError('train.optim_g needs a type, such as {type: Adam, lr: 1e-4}.')
-        trained = [p for p in self.net_g.parameters() if p.requires_grad]
-        frozen = [n for n, p in self.net_g.named_parameters() if not p.requires_grad]
+            raise ValueError(f'train.{key} needs a type, such as {{type: Adam, lr: 1e-4}}.')
+        frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
         if frozen:
             logger.warning('Params %s will not be optimized.', ', '.join(frozen))
-        self.optimizer_g = self.get_optimizer(options.pop('type'), trained, **options)
-        self.optimizers.append(self.optimizer_g)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        return self.get_optimizer(options.pop('type'), trained, **options)
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
         self.lq = data['lq'].to(self.device, non_blocking=True)
@@ -136,17 +157,29 @@ class SRModel(BaseModel):
         self.update_ema()
 
     def fidelity_losses(self) -> OrderedDict[str, Tensor]:
-        """The losses between ``output`` and ``gt``, by their names in the log."""
-        losses = OrderedDict()
+        """The losses between ``output`` and the ground truth, by their names in the log."""
+        values: dict[str, Tensor | None] = {}
         if self.cri_pix is not None:
-            losses['l_pix'] = self.cri_pix(self.output, self.gt)
+            values['pix'] = self.cri_pix(self.output, self.target('pix'))
         if self.cri_perceptual is not None:
-            l_percep, l_style = self.cri_perceptual(self.output, self.gt)
-            if l_percep is not None:
-                losses['l_percep'] = l_percep
-            if l_style is not None:
-                losses['l_style'] = l_style
-        return losses
+            values['percep'], values['style'] = self.cri_perceptual(
+                self.output, self.target('percep')
+            )
+        for name, loss in self.cri_others.items():
+            arguments = [self.output, self.target(name)][: _number_of_images(loss)]
+            value = loss(*arguments)
+            if isinstance(value, tuple):  # a perceptual loss
+                value, values[f'{name}_style'] = value
+            values[name] = value
+        return OrderedDict(
+            (f'{self.loss_prefix}{name}', value)
+            for name, value in values.items()
+            if value is not None
+        )
+
+    def target(self, loss: str) -> Tensor:
+        """The ground truth for 'pix', 'percep', or another loss by its name in the log."""
+        return self.gt
 
     def update_ema(self) -> None:
         if self.ema_decay > 0:
@@ -350,6 +383,14 @@ class SRModel(BaseModel):
             nets, keys = [*nets, self.net_g_ema], [*keys, 'params_ema']
         self.save_network(nets, 'net_g', current_iter, keys)
         self.save_training_state(epoch, current_iter)
+
+
+def _number_of_images(loss: torch.nn.Module) -> int:
+    """1 for a loss of ``output`` alone, 2 for one that compares it with the ground truth."""
+    parameters = inspect.signature(loss.forward).parameters.values()
+    return sum(
+        p.default is inspect.Parameter.empty for p in parameters if p.kind < p.VAR_POSITIONAL
+    )
 
 
 def _needs_reference(metric: Callable) -> bool:

@@ -148,7 +148,10 @@ class PathOptions(Section):
 class TrainOptions(Section):
     """Keys of ``train``."""
 
-    also_known = 'optim_g scheduler pixel_opt perceptual_opt'
+    also_known = (
+        'optim_g optim_d scheduler pixel_opt perceptual_opt losses gan_opt ldl_opt net_d_iters '
+        'net_d_init_iters'
+    )
     families = ('optim_',)
 
     total_iter: int = Field(ge=1, description='optimizer steps of the run')

@@ -1,0 +1,141 @@
+"""Adversarial training: Photo-Realistic Single Image Super-Resolution Using a Generative
+Adversarial Network (SRGAN), Ledig et al., CVPR 2017, https://arxiv.org/abs/1609.04802.
+
+With ``train.ldl_opt`` the artifacts that a GAN leaves are penalised: Details or Artifacts: A
+Locally Discriminative Learning Approach to Realistic Image Super-Resolution (LDL), Liang, Zeng,
+Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basicsr.archs import build_network
+from basicsr.losses import build_loss
+from basicsr.losses.loss_util import get_refined_artifact_map
+from basicsr.utils.registry import MODEL_REGISTRY
+
+from .sr_model import SRModel
+
+logger = logging.getLogger(__name__)
+
+_LDL_WINDOW = 7  # pixels, LDL sec. 3.2
+
+
+@MODEL_REGISTRY.register()
+class SRGANModel(SRModel):
+    """A generator ``net_g`` and a discriminator ``net_d``, each with an optimizer.
+
+    Every iteration trains the discriminator; the generator is trained when the iteration is a
+    multiple of ``train.net_d_iters`` (1) and greater than ``train.net_d_init_iters`` (0).
+    """
+
+    loss_prefix = 'l_g_'
+    needs_fidelity_loss = False
+
+    def init_training_settings(self) -> None:
+        if not self.opt.get('network_d'):
+            raise ValueError('network_d: required by adversarial training, and not given.')
+        self.net_d = self.model_to_device(build_network(self.opt['network_d']))
+        self.print_network(self.net_d)
+        self._load_pretrained(self.net_d, 'd', self.opt['path'].get('param_key_d', 'params'))
+        self._check_size_of_patches()
+        self.net_d.train()
+        self.net_d_iters = self.opt['train'].get('net_d_iters', 1)
+        self.net_d_init_iters = self.opt['train'].get('net_d_init_iters', 0)
+        self.g_losses: OrderedDict[str, Tensor] = OrderedDict()
+        super().init_training_settings()
+
+    def _check_size_of_patches(self) -> None:
+        size = getattr(self.get_bare_model(self.net_d), 'input_size', None)
+        train_set = self.opt['datasets'].get('train', {})
+        patch = self.opt.get('gt_size') or train_set.get('gt_size')
+        if size is not None and patch is not None and size != patch:
+            raise ValueError(
+                f'network_d.input_size is {size}, but gt_size is {patch}: '
+                f'{type(self.get_bare_model(self.net_d)).__name__} scores images of one size. Make '
+                'the two equal, or use UNetDiscriminatorSN, which takes images of any size.'
+            )
+
+    def init_losses(self) -> None:
+        super().init_losses()
+        train_opt = self.opt['train']
+        if not train_opt.get('gan_opt'):
+            raise ValueError('train.gan_opt: required by adversarial training, and not given.')
+        self.cri_gan = build_loss(train_opt['gan_opt']).to(self.device)
+        self.cri_ldl = None
+        if train_opt.get('ldl_opt'):
+            if self.ema_decay == 0:
+                raise ValueError('train.ldl_opt compares with net_g_ema: set train.ema_decay.')
+            self.cri_ldl = build_loss(train_opt['ldl_opt']).to(self.device)
+
+    def setup_optimizers(self) -> None:
+        super().setup_optimizers()
+        self.optimizer_d = self._optimizer_of(self.net_d, 'optim_d')
+        self.optimizers.append(self.optimizer_d)
+
+    def optimize_parameters(self, current_iter: int) -> None:
+        trains_g = current_iter % self.net_d_iters == 0 and current_iter > self.net_d_init_iters
+        with torch.set_grad_enabled(trains_g):
+            self.output = self.net_g(self.lq)
+        if trains_g:
+            self.g_losses = self.reduce_loss_dict(self._step_generator())
+        d_losses = self._step_discriminator()
+        # The generator's last losses are shown where it was not trained.
+        self.log_dict = OrderedDict(**self.g_losses, **self.reduce_loss_dict(d_losses))
+        self.update_ema()
+
+    def _step_generator(self) -> OrderedDict[str, Tensor]:
+        self.optimizer_g.zero_grad()
+        losses = self.fidelity_losses()
+        if self.cri_ldl is not None:
+            losses['l_g_ldl'] = self._ldl_loss(self.cri_ldl)
+        with self.frozen(self.net_d) as net_d:
+            losses['l_g_gan'] = self.g_gan_loss(net_d)
+            sum(losses.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer_g.step()
+        return losses
+
+    def _step_discriminator(self) -> OrderedDict[str, Tensor]:
+        self.output = self.output.detach()
+        self.optimizer_d.zero_grad()
+        l_d_real, real_pred = self.d_real_loss()
+        l_d_real.backward()
+        l_d_fake, fake_pred = self.d_fake_loss(real_pred.detach())
+        l_d_fake.backward()
+        self.optimizer_d.step()
+        return OrderedDict(
+            l_d_real=l_d_real,
+            out_d_real=real_pred.mean(),
+            l_d_fake=l_d_fake,
+            out_d_fake=fake_pred.mean(),
+        )
+
+    def g_gan_loss(self, net_d: Any) -> Tensor:
+        """How far the discriminator, whose weights are fixed, is from taking ``output`` as real."""
+        return self.cri_gan(net_d(self.output), True, is_disc=False)
+
+    def d_real_loss(self) -> tuple[Tensor, Tensor]:
+        """The discriminator's loss on real images, and its logits."""
+        pred = self.net_d(self.target('gan'))
+        return self.cri_gan(pred, True, is_disc=True), pred
+
+    def d_fake_loss(self, real_pred: Tensor) -> tuple[Tensor, Tensor]:
+        """The discriminator's loss on ``output``, and its logits, given those of real images."""
+        pred = self.net_d(self.output)
+        return self.cri_gan(pred, False, is_disc=True), pred
+
+    def _ldl_loss(self, cri_ldl: torch.nn.Module) -> Tensor:
+        """The loss where ``output`` varies more than it should (LDL, eq. 6)."""
+        gt = self.target('ldl')
+        with torch.no_grad():
+            averaged = self.net_g_ema(self.lq)
+        weight = get_refined_artifact_map(gt, self.output, averaged, _LDL_WINDOW)
+        return cri_ldl(weight * self.output, weight * gt)
+
+    def save(self, epoch: int, current_iter: int) -> None:
+        self.save_network(self.net_d, 'net_d', current_iter)
+        super().save(epoch, current_iter)
