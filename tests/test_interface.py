@@ -25,46 +25,39 @@ MODULES_NOT_YET = {
     'archs': """
         basicvsr_arch basicvsrpp_arch dfdnet_arch dfdnet_util duf_arch edvr_arch hifacegan_arch
         hifacegan_util inception spynet_arch stylegan2_arch stylegan2_bilinear_arch tof_arch
-        vgg_arch
     """,
     'data': """
-        degradations ffhq_dataset realesrgan_dataset realesrgan_paired_dataset reds_dataset
-        video_test_dataset vimeo90k_dataset
+        ffhq_dataset reds_dataset video_test_dataset
+        vimeo90k_dataset
     """,
-    'losses': 'gan_loss',
     'metrics': 'fid',
     'models': """
-        edvr_model esrgan_model hifacegan_model realesrgan_model realesrnet_model srgan_model
+        edvr_model hifacegan_model
         stylegan2_model video_base_model video_gan_model video_recurrent_gan_model
         video_recurrent_model
     """,
     'ops': 'fused_act upfirdn2d',
-    'utils': 'diffjpeg download_util flow_util img_process_util plot_util',
+    'utils': 'download_util flow_util plot_util',
 }
 
-NAMES_NOT_YET = {
-    'basicsr.losses': ['g_path_regularize', 'gradient_penalty_loss', 'r1_penalty'],
-    'basicsr.losses.basic_loss': ['PerceptualLoss'],
-    'basicsr.utils': ['DiffJPEG', 'USMSharp', 'usm_sharp'],
-}
+NAMES_NOT_YET = {}
 
 REGISTERED_NOT_YET = {
     'DATASET_REGISTRY': """
-        FFHQDataset REDSDataset REDSRecurrentDataset RealESRGANDataset_basicsr
-        RealESRGANPairedDataset_basicsr VideoRecurrentTestDataset VideoTestDUFDataset
+        FFHQDataset REDSDataset REDSRecurrentDataset
+        VideoRecurrentTestDataset VideoTestDUFDataset
         VideoTestDataset VideoTestVimeo90KDataset Vimeo90KDataset Vimeo90KRecurrentDataset
     """,
     'ARCH_REGISTRY': """
         BasicVSR BasicVSRPlusPlus DFDNet DUF EDVR HiFaceGAN HiFaceGANDiscriminator IconVSR SpyNet
         StyleGAN2Discriminator StyleGAN2Generator StyleGAN2GeneratorBilinear_basicsr TOFlow
-        VGGFeatureExtractor
     """,
     'MODEL_REGISTRY': """
-        EDVRModel ESRGANModel HiFaceGANModel RealESRGANModel_basicsr RealESRNetModel_basicsr
-        SRGANModel StyleGAN2Model VideoBaseModel VideoGANModel VideoRecurrentGANModel
+        EDVRModel HiFaceGANModel
+        StyleGAN2Model VideoBaseModel VideoGANModel VideoRecurrentGANModel
         VideoRecurrentModel
     """,
-    'LOSS_REGISTRY': 'GANLoss MultiScaleGANLoss PerceptualLoss',
+    'LOSS_REGISTRY': '',
     'METRIC_REGISTRY': '',
 }
 

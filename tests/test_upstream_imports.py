@@ -30,13 +30,11 @@ IMPORTED = {
     ),
     'data.transforms': 'augment mod_crop paired_random_crop',
     'losses': 'build_loss',
-    'losses.gan_loss': 'r1_penalty',
     'losses.losses': 'CharbonnierLoss GANLoss L1Loss MSELoss PerceptualLoss WeightedTVLoss',
     'metrics': 'calculate_metric',
     'models': 'build_model lr_scheduler',
     'models.base_model': 'BaseModel',
     'models.sr_model': 'SRModel',
-    'models.srgan_model': 'SRGANModel',
     'models.video_base_model': 'VideoBaseModel',
     'ops.fused_act': 'FusedLeakyReLU fused_leaky_relu',
     'test': 'test_pipeline',
@@ -47,7 +45,6 @@ IMPORTED = {
     ),
     'utils.dist_util': 'get_dist_info',
     'utils.download_util': 'load_file_from_url',
-    'utils.img_process_util': 'filter2D',
     'utils.matlab_functions': 'bgr2ycbcr imresize rgb2ycbcr',
     'utils.options': 'dict2str parse_options',
     'utils.registry': (
@@ -59,16 +56,9 @@ IMPORTED = {
 NOT_YET = {
     'archs.spynet_arch': 'SpyNet',
     'archs.stylegan2_arch': IMPORTED['archs.stylegan2_arch'],
-    'data': 'degradations',
-    'data.degradations': IMPORTED['data.degradations'],
-    'losses.gan_loss': 'r1_penalty',
-    'losses.losses': 'GANLoss PerceptualLoss',
-    'models.srgan_model': 'SRGANModel',
     'models.video_base_model': 'VideoBaseModel',
     'ops.fused_act': 'FusedLeakyReLU fused_leaky_relu',
-    'utils': 'DiffJPEG USMSharp',
     'utils.download_util': 'load_file_from_url',
-    'utils.img_process_util': 'filter2D',
 }
 
 

@@ -54,10 +54,10 @@ def paths_from_lmdb(folder: str | Path) -> list[str]:
     list_file = Path(folder) / 'meta_info.txt'
     if not list_file.is_file():
         raise FileNotFoundError(f'no list of keys {list_file}.')
-    return [_key_of(line) for line in _lines(list_file)]
+    return [_key_of(line) for line in text_lines(list_file)]
 
 
-def _lines(list_file: str | Path) -> list[str]:
+def text_lines(list_file: str | Path) -> list[str]:
     """Lines of a meta-info file, blank ones left out."""
     if not Path(list_file).is_file():
         raise FileNotFoundError(f'no meta_info_file {list_file}.')
@@ -72,7 +72,7 @@ def _key_of(line: str) -> str:
 
 def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
     """First blank-separated field of each line."""
-    return [line.split(' ')[0] for line in _lines(meta_info_file)]
+    return [line.split(' ')[0] for line in text_lines(meta_info_file)]
 
 
 def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[Pair]:

@@ -88,15 +88,20 @@ class PairedImageDataset(Dataset):
                 f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
                 'belong together one by one.'
             )
-        list_file, template = opt.get('meta_info_file'), self.filename_tmpl
+        list_file = opt.get('meta_info_file')
         for folders in zip(lq_roots, gt_roots, strict=True):
-            if list_file is not None:
-                pairs = paired_paths_from_meta_info_file(folders, ['lq', 'gt'], list_file, template)
-                check_files_exist(path for pair in pairs for path in pair.values())
-                yield from pairs
-            else:
+            if list_file is None:
                 recursive = opt.get('recursive', False)
-                yield from pairs_of_folders(folders, ['lq', 'gt'], template, recursive)
+                yield from pairs_of_folders(folders, ['lq', 'gt'], self.filename_tmpl, recursive)
+                continue
+            pairs = self._listed_pairs(folders, list_file)
+            check_files_exist(path for pair in pairs for path in pair.values())
+            yield from pairs
+
+    def _listed_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
+        return paired_paths_from_meta_info_file(
+            folders, ['lq', 'gt'], list_file, self.filename_tmpl
+        )
 
     def _open(self, backend: dict) -> FileClient:
         if backend['type'] == 'lmdb':

@@ -69,7 +69,7 @@ def _draw_blur(opt: dict, stage: str) -> tuple[np.ndarray, dict]:
         )
     size = _draw_size(largest)
     if np.random.uniform() < opt[f'sinc_prob{stage}']:
-        # Below pi/3, the ringing of a small kernel would be cut off after less than a period.
+        # The lower the cutoff, the longer the ripples: small kernels have no room for them.
         kernel, drawn = _draw_sinc(size, math.pi / 3 if size < 13 else math.pi / 5)
     else:
         sigma_range = opt[f'blur_sigma{stage}']
@@ -152,6 +152,7 @@ def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = No
         recipe[f'noise_level{stage}'] = rng.uniform(*levels)
         recipe[f'gray_noise{stage}'] = rng.random() < opt[f'gray_noise_prob{stage}']
         recipe[f'jpeg_quality{stage}'] = rng.uniform(*opt[f'jpeg_range{stage}'])
+    recipe['crop'] = [rng.random(), rng.random()]
     return recipe
 
 
@@ -173,6 +174,47 @@ def _draw_branches(opt: dict, rng: random.Random) -> Recipe:
     branches['final_resize_mode'] = rng.choice(RESIZE_MODES)
     branches['jpeg_last'] = rng.random() < 0.5
     return branches
+
+
+@torch.no_grad()
+def make_pairs(
+    gt: Tensor,
+    kernels: Sequence[Tensor],
+    recipes: Sequence[Recipe],
+    opt: dict,
+    sharpen: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Pairs to train on: patches of degraded images, at random places, and of their GT.
+
+    Args:
+        gt, recipes: As of ``degrade``.
+        kernels: The three kinds of kernels of ``degrade``.
+        opt: ``scale``; ``gt_size``, the side of the GT patches; ``gt_usm``: true for a sharpened
+            GT, false for a LQ made of the plain GT; without it the sharpened GT is degraded only.
+        sharpen: Such as USMSharp.
+
+    Returns:
+        LQ (b, c, gt_size / scale, gt_size / scale) and GT (b, c, gt_size, gt_size).
+    """
+    scale, size, sharpened = opt['scale'], opt['gt_size'], opt.get('gt_usm')
+    source = gt if sharpened is False else sharpen(gt)
+    lq = degrade(source, *kernels, recipes=recipes, scale=scale)
+    target = source if sharpened else gt
+    room = [length - size // scale + 1 for length in lq.shape[-2:]]
+    if min(room) < 1:
+        raise ValueError(
+            f'gt_size {size} is more than the {gt.shape[-2]}x{gt.shape[-1]} there are.'
+        )
+    lqs, gts = [], []
+    for i, recipe in enumerate(recipes):
+        top, left = (int(u * n) for u, n in zip(recipe['crop'], room, strict=True))
+        lqs.append(_window(lq[i], top, left, size // scale))
+        gts.append(_window(target[i], top * scale, left * scale, size))
+    return torch.stack(lqs), torch.stack(gts)
+
+
+def _window(img: Tensor, top: int, left: int, size: int) -> Tensor:
+    return img[..., top : top + size, left : left + size]
 
 
 @torch.no_grad()

@@ -396,7 +396,6 @@ class BaseModel:
         ]
         return problems + ([f'other shapes: {some(shapes)}'] if shapes else [])
 
-    @master_only
     def save_training_state(self, epoch: int, current_iter: int) -> None:
         """Write ``<iter>.state``: all that a resume needs besides the networks.
 
@@ -404,6 +403,9 @@ class BaseModel:
         generator's state is part of it.
         """
         if current_iter == -1:
+            return
+        extra = self.extra_state()
+        if get_dist_info()[0] > 0:
             return
         state = {
             'epoch': epoch,
@@ -414,8 +416,19 @@ class BaseModel:
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
             'best_metric_results': deepcopy(self.best_metric_results),
             'types': self._types(),
+            **extra,
         }
         self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
+
+    def extra_state(self) -> dict[str, Any]:
+        """What else a training state has to hold: tensors and plain values.
+
+        Every rank calls it, and what rank 0 returns is written.
+        """
+        return {}
+
+    def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
+        """Take back ``extra_state``."""
 
     def _types(self) -> dict[str, list[str]]:
         """Classes of the optimizers and schedules."""
@@ -451,6 +464,7 @@ class BaseModel:
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
             scheduler.load_state_dict(deepcopy(state))
         self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
+        self.load_extra_state(resume_state)
 
 
 def _listed(types: Mapping[str, list[str]]) -> str:

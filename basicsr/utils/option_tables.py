@@ -13,6 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PLAIN_NAME = r'^[\w+-][^/\\:*?"<>|\x00-\x1f]{0,199}$'
 
 
+# Options at top level that the training set reads too, if it degrades its images.
+DEGRADATION_OPTIONS = (
+    'gt_size gt_usm resize_prob resize_prob2 resize_range resize_range2 gaussian_noise_prob '
+    'gaussian_noise_prob2 noise_range noise_range2 poisson_scale_range poisson_scale_range2 '
+    'gray_noise_prob gray_noise_prob2 jpeg_range jpeg_range2 second_blur_prob'
+)
+
+
 class Section(BaseModel):
     """A table of options: ``~`` means the default, and keys that it does not know are kept."""
 
@@ -63,7 +71,10 @@ class DatasetOptions(Section):
     has_component = True
     also_known = (
         'phase scale dataroot_gt dataroot_lq io_backend meta_info_file meta_info filename_tmpl '
-        'recursive gt_size pad_small use_hflip use_rot color mean std cache'
+        'recursive gt_size pad_small use_hflip use_rot color mean std cache crop_size root_weights '
+        'degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 kernel_prob '
+        'kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range betap_range2 '
+        'sinc_prob sinc_prob2 final_sinc_prob'
     )
 
     name: str = Field(
@@ -195,6 +206,10 @@ class Options(Section):
     """Top-level keys."""
 
     families = ('network_',)
+    also_known = (
+        f'{DEGRADATION_OPTIONS} high_order_degradation share_degradation queue_size log_recipes '
+        'l1_gt_usm percep_gt_usm gan_gt_usm'
+    )
 
     name: str = Field(pattern=PLAIN_NAME, description='of the run; debug inside: debug mode')
     model_type: str = Field(description='class in MODEL_REGISTRY')

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from .option_tables import Section, TestOptions, TrainingOptions
+from .option_tables import DEGRADATION_OPTIONS, Section, TestOptions, TrainingOptions
 from .registry import import_plugins
 from .yaml_util import KeyPath, Loader, OptionError, load_with_lines, ordered_yaml, yaml_load
 
@@ -271,7 +271,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         opt['name'] = f'debug_{opt["name"]}'
     opt['num_gpu'] = _usable_gpus(opt['num_gpu'])
     for key, dataset in opt['datasets'].items():
-        _complete_dataset(key, dataset, opt['scale'])
+        _complete_dataset(key, dataset, opt)
         _complete_loading(dataset, opt['num_gpu'])
     _complete_paths(opt, Path(root_path))
     if is_train and 'debug' in opt['name']:
@@ -309,11 +309,15 @@ def _usable_gpus(num_gpu: int | str | None) -> int:
     return min(int(num_gpu), available)
 
 
-def _complete_dataset(key: str, dataset: dict, scale: int | None) -> None:
+def _complete_dataset(key: str, dataset: dict, opt: dict) -> None:
     dataset['phase'] = key.partition('_')[0]
     dataset['name'] = dataset['name'] or key
-    if scale is not None:
-        dataset['scale'] = scale
+    if opt['scale'] is not None:
+        dataset['scale'] = opt['scale']
+    if key == 'train':
+        for name in DEGRADATION_OPTIONS.split():
+            if name in opt:
+                dataset.setdefault(name, opt[name])
     for root in ('dataroot_gt', 'dataroot_lq'):
         if isinstance(dataset.get(root), str):
             dataset[root] = os.path.expanduser(dataset[root])

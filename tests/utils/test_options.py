@@ -254,15 +254,15 @@ def test_a_component_of_the_user_may_have_any_option(parse, capsys):
     """What files of dependents add reaches its readers, and is named in one warning."""
     text = TRAIN.replace('type: PairedImageDataset\n    data', 'type: X\n    task: sr\n    data')
     text = text.replace('val: {val_freq', 'val: {use_chop: true, val_freq')
-    opt = parse(text + 'tile: {tile_size: 64, tile_pad: 8}\nprint_network: ~\nqueue_size: 180\n')
-    assert (opt['tile'], opt['queue_size']) == ({'tile_size': 64, 'tile_pad': 8}, 180)
+    opt = parse(text + 'tile: {tile_size: 64, tile_pad: 8}\nprint_network: ~\nown_size: 180\n')
+    assert (opt['tile'], opt['own_size']) == ({'tile_size': 64, 'tile_pad': 8}, 180)
     assert opt['print_network'] is None
     assert opt['datasets']['train']['task'] == 'sr'
     assert opt['val']['use_chop'] is True
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1
     assert warnings[0].endswith(
-        'reads them: datasets.train.task, val.use_chop, tile, print_network, queue_size'
+        'reads them: datasets.train.task, val.use_chop, tile, print_network, own_size'
     )
 
 

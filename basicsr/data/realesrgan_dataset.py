@@ -1,0 +1,157 @@
+"""GT images with what is needed to degrade them, for Real-ESRGAN (``second_order``)."""
+
+import json
+import logging
+import math
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from basicsr.utils.file_client import FileClient
+from basicsr.utils.img_process_util import USMSharp
+from basicsr.utils.registry import DATASET_REGISTRY
+
+from .data_util import (
+    ImageReader,
+    check_files_exist,
+    check_image_options,
+    image_tensor,
+    names_from_meta_info_file,
+    paths_from_folder,
+    paths_from_lmdb,
+)
+from .second_order import Recipe, draw_kernels, draw_recipes, make_pairs
+from .shared import PathTable
+from .transforms import draw_orientation, turn
+
+logger = logging.getLogger(__name__)
+
+
+@DATASET_REGISTRY.register(suffix='basicsr')
+class RealESRGANDataset(Dataset):
+    """GT images for training, each with the kernels and the recipe of its degradation.
+
+    Args:
+        opt: Options with the keys
+
+            * ``dataroot_gt``: a folder, an LMDB, or a list of folders; ``root_weights``: how often
+              an image of each folder is seen in an epoch, default once;
+            * ``io_backend``, ``recursive``, ``color``, ``cache``: as for PairedImageDataset;
+            * ``meta_info``: optional list of GT names, one a line;
+            * ``gt_size``: side of the patches to train on; ``crop_size``: side of the patch that is
+              degraded, of which they are cut, default 25/16 of ``gt_size`` (400 for 256);
+            * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset;
+            * of ``draw_kernels``, and with ``degrade_on`` of ``draw_recipe`` and ``make_pairs``;
+            * ``degrade_on``: 'device' (default) or 'worker': whether the model makes the LQ images
+              or this dataset.
+
+    An item is ``{'gt', 'kernel1', 'kernel2', 'sinc_kernel', 'recipe', 'gt_path'}``: a float32 RGB
+    tensor (c, crop_size, crop_size) in [0, 1], reflected where the image is smaller, three kernels
+    (k, k), and a JSON text with the seed and what the kernels were drawn from. With ``degrade_on:
+    worker`` it is ``{'lq', 'gt', 'recipe', 'gt_path'}`` with the whole recipe.
+    """
+
+    def __init__(self, opt: dict):
+        check_image_options({**opt, 'meta_info': None})
+        if opt.get('phase', 'train') != 'train':
+            raise ValueError(
+                'RealESRGANDataset degrades at random, for training; validate on images that stay '
+                'the same, with PairedImageDataset or RealESRGANPairedDataset.'
+            )
+        self.opt = opt
+        self.gt_folder = opt['dataroot_gt']
+        self.color = opt.get('color')
+        self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
+        self.uint8_batch = opt.get('uint8_batch', False)
+        self.gt_size, scale = opt['gt_size'], opt['scale']
+        self.crop_size = opt.get('crop_size') or math.ceil(self.gt_size * 25 / 16 / scale) * scale
+        if self.gt_size % scale or self.crop_size % scale or self.crop_size < self.gt_size:
+            raise ValueError(
+                f'gt_size {self.gt_size} and crop_size {self.crop_size} must be multiples of scale '
+                f'{scale}, and crop_size the larger one.'
+            )
+        self.degrade_on = opt.get('degrade_on', 'device')
+        if self.degrade_on not in ('device', 'worker'):
+            raise ValueError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
+        self._sharpen = USMSharp()
+        self.draw()  # an option that lacks or does not fit is found before anything is read
+
+        backend: dict[str, Any] = dict(opt.get('io_backend') or {'type': 'disk'})
+        if backend['type'] == 'lmdb':
+            backend.update(db_paths=[self.gt_folder], client_keys=['gt'])
+            roots = [paths_from_lmdb(self.gt_folder)]
+        else:
+            folders = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
+            roots = [self._find_files(folder, opt) for folder in folders]
+        self.paths = PathTable(path for root in roots for path in root)
+        if not self.paths:
+            raise ValueError(f'no images in {self.gt_folder}.')
+        self._order = _weighted([len(root) for root in roots], opt.get('root_weights'))
+        self.file_client = FileClient(backend.pop('type'), **backend)
+        self._read = ImageReader(
+            self.file_client,
+            self.paths.column(),
+            'gt',
+            self.color,
+            opt.get('cache', 'off'),
+            opt.get('name', 'images'),
+        )
+
+    def _find_files(self, folder: str, opt: dict) -> list[str]:
+        if opt.get('meta_info') is None:
+            return paths_from_folder(folder, opt.get('recursive', False))
+        paths = [os.path.join(folder, name) for name in names_from_meta_info_file(opt['meta_info'])]
+        check_files_exist(paths)
+        return paths
+
+    def draw(self) -> tuple[list[Tensor], Recipe]:
+        """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
+        *kernels, drawn = draw_kernels(self.opt)
+        recipe: Recipe = {'seed': random.getrandbits(53), **drawn}
+        if self.degrade_on == 'worker':
+            recipe |= draw_recipes(self.opt, 1, [recipe['seed']])[0]
+        return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
+
+    def __getitem__(self, index: int) -> dict[str, Tensor | str]:
+        index = int(self._order[index])
+        path = self.paths[index]
+        kernels, recipe = self.draw()
+        gt = self._crop(self._read(index, path))
+        gt = turn(gt, draw_orientation(self.use_hflip, self.use_rot))
+        item: dict[str, Tensor | str] = {'gt_path': path, 'recipe': json.dumps(recipe)}
+        if self.degrade_on == 'device':
+            item['gt'] = image_tensor(gt, self.color, keep_uint8=self.uint8_batch)
+            item.update(zip(('kernel1', 'kernel2', 'sinc_kernel'), kernels, strict=True))
+            return item
+        gt, *kernels = (tensor[None] for tensor in (image_tensor(gt, self.color), *kernels))
+        lq, target = make_pairs(gt, kernels, [recipe], self.opt, self._sharpen)
+        return item | {'lq': lq[0], 'gt': target[0]}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def _crop(self, img: np.ndarray) -> np.ndarray:
+        """A random square of ``crop_size``; small images are reflected at the bottom and right."""
+        top, left = (random.randint(0, max(n - self.crop_size, 0)) for n in img.shape[:2])
+        img = img[top : top + self.crop_size, left : left + self.crop_size]
+        missing = [(0, self.crop_size - length) for length in img.shape[:2]]
+        return np.pad(img, [*missing, (0, 0)], 'reflect') if any(m for _, m in missing) else img
+
+
+def _weighted(lengths: list[int], weights: list[float] | None) -> np.ndarray:
+    """Indices of one epoch: those of root i, ``weights[i]`` times; fractions are spread evenly."""
+    weights = weights or [1.0] * len(lengths)
+    if len(weights) != len(lengths) or min(weights) < 0:
+        raise ValueError(
+            f'root_weights {weights} must be a number for each of the {len(lengths)} folders of '
+            'dataroot_gt.'
+        )
+    repeats = [
+        np.diff(np.floor(np.arange(n + 1) * w)) for n, w in zip(lengths, weights, strict=True)
+    ]
+    return np.repeat(np.arange(sum(lengths)), np.concatenate(repeats).astype(np.int64))

@@ -1,0 +1,34 @@
+"""Adversarial training on images that are degraded as they are needed: Real-ESRGAN's second stage.
+
+Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
+Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
+"""
+
+from torch import Tensor
+
+from basicsr.utils.registry import MODEL_REGISTRY
+
+from .realesrnet_model import BlindDegradation
+from .srgan_model import SRGANModel
+
+
+@MODEL_REGISTRY.register(suffix='basicsr')
+class RealESRGANModel(BlindDegradation, SRGANModel):
+    """SRGAN on degraded images, with sharpened targets.
+
+    ``l1_gt_usm`` (true), ``percep_gt_usm`` (true) and ``gan_gt_usm`` (false) at top level choose
+    whether the pixel, the perceptual and the adversarial loss see the sharpened GT; LDL sees the
+    plain one, and losses of ``train.losses`` what the pixel loss does.
+    """
+
+    def optimize_parameters(self, current_iter: int) -> None:
+        self.gt_usm = self.usm_sharpener(self.gt)
+        super().optimize_parameters(current_iter)
+
+    def target(self, loss: str) -> Tensor:
+        option, default = {
+            'percep': ('percep_gt_usm', True),
+            'gan': ('gan_gt_usm', False),
+            'ldl': ('', False),
+        }.get(loss, ('l1_gt_usm', True))
+        return self.gt_usm if self.opt.get(option, default) else self.gt

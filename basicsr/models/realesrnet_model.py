@@ -1,0 +1,170 @@
+"""Training on images that are degraded as they are needed: Real-ESRGAN's first stage.
+
+Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
+Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from basicsr.data.second_order import draw_recipes, make_pairs
+from basicsr.utils.dist_util import gather_lists, get_dist_info
+from basicsr.utils.img_process_util import USMSharp
+from basicsr.utils.registry import MODEL_REGISTRY
+
+from .base_model import BaseModel
+from .sr_model import SRModel
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingPairPool:
+    """Pairs of earlier batches, of which a batch is mixed once there are ``size``.
+
+    For batches whose samples are degraded alike (``share_degradation``): mixed, they are not.
+
+    Attributes:
+        lq, gt: The pairs in it, (n, c, h, w); None while there are none.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.lq: Tensor | None = None
+        self.gt: Tensor | None = None
+
+    def exchange(self, lq: Tensor, gt: Tensor) -> tuple[Tensor, Tensor]:
+        """Put a batch in; returns as many random pairs of the full pool, else the batch itself."""
+        if self.lq is None or self.gt is None:
+            self.lq, self.gt = lq.clone(), gt.clone()
+            return lq, gt
+        if len(self.lq) + len(lq) <= self.size:
+            self.lq, self.gt = torch.cat([self.lq, lq]), torch.cat([self.gt, gt])
+            return lq, gt
+        chosen = torch.randperm(len(self.lq))[: len(lq)].to(lq.device)
+        out = self.lq[chosen], self.gt[chosen]
+        self.lq[chosen], self.gt[chosen] = lq, gt
+        return out
+
+
+class BlindDegradation(BaseModel):
+    """Makes the LQ images of the batches of RealESRGANDataset on the device; goes before a model.
+
+    Options at top level: those of ``draw_recipe`` and ``make_pairs``, and
+
+    * ``share_degradation`` (false): the samples of a batch share sizes, kinds of noise and
+      branches, as in BasicSR 1.x, and pass through a pool of ``queue_size`` (180) pairs;
+    * ``queue_size`` without it (0): the size of the pool all the same;
+    * ``high_order_degradation`` (true): false expects pairs of images;
+    * ``log_recipes`` (false): write what was drawn for every sample to ``recipes_<rank>.jsonl``.
+
+    Batches that have LQ images already are taken as they are.
+    """
+
+    def __init__(self, opt: dict):
+        self.shares = opt.get('share_degradation', False)
+        self.pool: TrainingPairPool | None = None
+        if opt['is_train']:
+            self._check_options(opt)
+            self._make_pool(opt)
+        super().__init__(opt)
+        self.usm_sharpener = USMSharp().to(self.device)
+
+    def _check_options(self, opt: dict) -> None:
+        train_set = opt['datasets']['train']
+        own, its = opt.get('gt_size'), train_set.get('gt_size')
+        if own is not None and its is not None and own != its:
+            raise ValueError(
+                f'gt_size is {own}, but datasets.train.gt_size {its}: both are the side of the '
+                'training patches; leave one of them out.'
+            )
+        self.degradation = {**train_set, **{k: v for k, v in opt.items() if v is not None}}
+        if opt.get('high_order_degradation', True) and train_set.get('degrade_on') != 'worker':
+            try:
+                draw_recipes(self.degradation, 1)
+            except KeyError as error:
+                raise ValueError(f'{opt["model_type"]} needs the option {error}.') from error
+
+    def _make_pool(self, opt: dict) -> None:
+        size = opt.get('queue_size', 180 if self.shares else 0)
+        if not size:
+            return
+        self.pool = TrainingPairPool(size)
+        batch = opt['datasets']['train']['batch_size_per_gpu']
+        logger.info('Pool of %d training pairs.', max(size // batch, 1) * batch)
+
+    def feed_data(self, data: Mapping[str, Any]) -> None:
+        if 'lq' not in data:
+            data = self._degrade(data)
+        super().feed_data(data)
+        if 'recipe' not in data:  # no training batch, or one of pairs
+            return
+        if self.opt.get('log_recipes'):
+            self._log_recipes(data)
+        if self.pool is not None:
+            self.lq, self.gt = self.pool.exchange(self.lq, self.gt)
+
+    @torch.no_grad()
+    def _degrade(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with ``lq``, and ``gt`` cut to it."""
+        if not self.opt.get('high_order_degradation', True):
+            raise ValueError(
+                'high_order_degradation: false needs pairs of images, and the training set gives '
+                'no lq: use RealESRGANPairedDataset.'
+            )
+        gt, *kernels = (
+            data[name].to(self.device, non_blocking=True)
+            for name in ('gt', 'kernel1', 'kernel2', 'sinc_kernel')
+        )
+        drawn = [json.loads(text) for text in data.get('recipe', [])]
+        seeds = [recipe['seed'] for recipe in drawn] or None
+        recipes = draw_recipes(self.degradation, len(gt), seeds, self.shares)
+        lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
+        texts = [
+            json.dumps(kernels | recipe)
+            for kernels, recipe in zip(drawn or [{}] * len(recipes), recipes, strict=True)
+        ]
+        return {**data, 'lq': lq, 'gt': gt, 'recipe': texts}
+
+    def _log_recipes(self, data: Mapping[str, Any]) -> None:
+        rank, world_size = get_dist_info()
+        sample = self.samples_seen - len(data['recipe']) * world_size + rank
+        path = Path(self.opt['path']['experiments_root']) / f'recipes_{rank}.jsonl'
+        with path.open('a', encoding='utf-8') as file:
+            for number, text in enumerate(data['recipe']):
+                row = {'sample': sample + number * world_size, 'gt_path': data['gt_path'][number]}
+                file.write(json.dumps(row | json.loads(text)) + '\n')
+
+    def extra_state(self) -> dict[str, Any]:
+        """The pools of all ranks."""
+        if self.pool is None:
+            return super().extra_state()
+        own = {'lq': self.pool.lq, 'gt': self.pool.gt}
+        on_cpu = {key: None if value is None else value.cpu() for key, value in own.items()}
+        return {**super().extra_state(), 'pools': gather_lists([on_cpu])}
+
+    def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
+        super().load_extra_state(resume_state)
+        pools, (rank, world_size) = resume_state.get('pools', []), get_dist_info()
+        if self.pool is None:
+            return
+        if len(pools) != world_size:
+            logger.warning('The pool of training pairs begins empty: the state has no such one.')
+            return
+        for key, value in pools[rank].items():
+            setattr(self.pool, key, None if value is None else value.to(self.device))
+
+
+@MODEL_REGISTRY.register(suffix='basicsr')
+class RealESRNetModel(BlindDegradation, SRModel):
+    """Regression on degraded images; ``gt_usm`` says whether the target is sharpened."""
+
+    def _check_options(self, opt: dict) -> None:
+        if 'gt_usm' not in opt:
+            raise ValueError('gt_usm: required by RealESRNetModel: true sharpens the target.')
+        super()._check_options(opt)
