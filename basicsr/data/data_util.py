@@ -20,7 +20,7 @@ from basicsr.utils.text import some
 
 from .image_cache import open_cache
 from .shared import Pair, SharedFlag
-from .transforms import mod_crop, normalize
+from .transforms import UPRIGHT, mod_crop, normalize, turn, turned_planes
 
 logger = logging.getLogger(__name__)
 
@@ -320,22 +320,24 @@ def image_tensor(
     mean: list[float] | None = None,
     std: list[float] | None = None,
     keep_uint8: bool = False,
+    orientation: tuple[bool, bool, bool] = UPRIGHT,
 ) -> Tensor:
     """A stored image, or a view of a part of it, as tensor (c, h, w), RGB in [0, 1], or its luma.
 
     Args:
         mean, std: Normalisation per channel, if wanted.
         keep_uint8: Leave 8-bit colours in [0, 255] where no arithmetic has been done on them.
+        orientation: How to ``turn`` the image.
     """
     if color == 'y' or img.dtype != np.uint8:
-        tensor = img2tensor(as_float(img, color))
-    else:  # the same values, with the one strided pass over bytes instead of floats
-        planes = img.transpose(2, 0, 1)
-        planes = planes[::-1] if len(planes) == 3 else planes
-        tensor = torch.from_numpy(np.ascontiguousarray(planes))
+        tensor = img2tensor(as_float(turn(img, orientation), color))
+    else:  # the same values, turned as bytes instead of floats
+        planes = turned_planes(img, orientation)
         if keep_uint8 and mean is None:
-            return tensor
-        tensor = tensor.float().div_(255)
+            return torch.from_numpy(planes)
+        values = planes.astype(np.float32)
+        values /= 255
+        tensor = torch.from_numpy(values)
     return tensor if mean is None or std is None else normalize(tensor, mean, std)
 
 

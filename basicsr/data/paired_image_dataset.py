@@ -21,7 +21,7 @@ from .data_util import (
     pairs_of_folders,
 )
 from .shared import Pair, PathTable, SharedFlag
-from .transforms import draw_orientation, paired_random_crop, turn
+from .transforms import UPRIGHT, draw_orientation, paired_random_crop
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class PairedImageDataset(Dataset):
             logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        pair = self.paths[index]
+        pair, orientation = self.paths[index], UPRIGHT
         gt = self._read_gt(index, pair['gt_path'])
         lq = self._read_lq(index, pair['lq_path'])
         if self.phase == 'train':
@@ -137,14 +137,11 @@ class PairedImageDataset(Dataset):
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
             orientation = draw_orientation(self.use_hflip, self.use_rot)
-            gt, lq = turn(gt, orientation), turn(lq, orientation)
         else:
             gt = self._cut(gt, lq, pair)
         # Only now: a crop is cheaper to convert than the image.
-        gt, lq = (
-            image_tensor(img, self.color, self.mean, self.std, self.uint8_batch) for img in (gt, lq)
-        )
-        return {'lq': lq, 'gt': gt, **pair}
+        how = self.color, self.mean, self.std, self.uint8_batch, orientation
+        return {'lq': image_tensor(lq, *how), 'gt': image_tensor(gt, *how), **pair}
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -27,7 +27,7 @@ class _Column(Sequence):
             self._numbers[folder] = len(self._folders)
             self._folders.append(folder)
         self._folder.append(self._numbers[folder])
-        self._names += os.fsencode(name)
+        self._names += name.encode('utf-8', 'surrogateescape')
         self._ends.append(len(self._names))
 
     def __getitem__(self, index: Any) -> Any:
@@ -35,7 +35,7 @@ class _Column(Sequence):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         name = self._names[self._ends[index] : self._ends[index + 1]]
-        return self._folders[self._folder[index]] + os.fsdecode(bytes(name))
+        return self._folders[self._folder[index]] + str(name, 'utf-8', 'surrogateescape')
 
     def __len__(self) -> int:
         return len(self._folder)

@@ -11,6 +11,9 @@ from basicsr.utils.img_util import cv2
 
 Image = np.ndarray | Tensor
 
+UPRIGHT = (False, False, False)
+_FLIP_CODES = {(True, False): 1, (False, True): 0, (True, True): -1}  # (hflip, vflip), for OpenCV
+
 
 def mod_crop(img: np.ndarray, scale: int) -> np.ndarray:
     """A copy of ``img`` (h, w) or (h, w, c), cut at the bottom and right to multiples of scale."""
@@ -129,6 +132,26 @@ def turn(img: np.ndarray, orientation: tuple[bool, bool, bool]) -> np.ndarray:
     img = img[:, ::-1] if hflip else img
     img = img[::-1] if vflip else img
     return img.swapaxes(0, 1) if rot90 else img
+
+
+def turned_planes(img: np.ndarray, orientation: tuple[bool, bool, bool] = UPRIGHT) -> np.ndarray:
+    """The planes (c, h, w), RGB, of an image (h, w, c), BGR or of one channel, turned by ``turn``.
+
+    A copy of the view, in a third of numpy's time if the planes lie one by one in memory.
+    """
+    hflip, vflip, rot90 = orientation
+    code = _FLIP_CODES.get((hflip, vflip))
+    source = img.transpose(2, 0, 1)
+    source = source[::-1] if len(source) == 3 else source
+    out = np.empty((len(source), *(img.shape[1::-1] if rot90 else img.shape[:2])), img.dtype)
+    for plane, target in zip(source, out, strict=True):
+        if code is not None:
+            plane = cv2.flip(plane, code, None if rot90 else target)
+        if rot90:
+            cv2.transpose(plane, target)
+        elif code is None:
+            target[:] = plane
+    return out
 
 
 def img_rotate(

@@ -46,6 +46,13 @@ def test_what_is_put_in_comes_out(cache, dtype, channels):
         assert not got.flags.writeable
 
 
+def test_systems_without_file_locks_of_posix_have_others(cache, monkeypatch):
+    monkeypatch.setattr('basicsr.data.image_cache.fcntl', None)
+    for index in range(2):
+        cache.put(index, STAMP, image(index))
+    assert all(np.array_equal(cache.get(i, STAMP), image(i)) for i in range(2))
+
+
 def test_floating_images_are_left_out(cache):
     cache.put(0, STAMP, np.zeros((4, 4, 3), np.float32))
     assert cache.get(0, STAMP) is None

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import numpy as np
@@ -5,7 +6,14 @@ import pytest
 import torch
 from golden import call, params, recipe
 
-from basicsr.data.transforms import augment, mod_crop, normalize, paired_random_crop
+from basicsr.data.transforms import (
+    augment,
+    mod_crop,
+    normalize,
+    paired_random_crop,
+    turn,
+    turned_planes,
+)
 
 
 def upstream_image(height, width):
@@ -119,6 +127,23 @@ def test_images_of_any_channels_and_transposed_views_are_turned(shape):
         assert np.array_equal(turned, wanted.swapaxes(0, 1) if rot90 else wanted)
         assert turned.flags.c_contiguous
         assert np.array_equal(view, before)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('planar', [False, True])
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+def test_planes_are_turned_as_the_image_is(channels, planar, dtype):
+    """Whether it lies in memory pixel by pixel or plane by plane, and is read-only."""
+    img = np.random.default_rng(0).integers(0, 256, (9, 14, channels)).astype(dtype)
+    if planar:
+        img = np.ascontiguousarray(img.transpose(2, 0, 1)).transpose(1, 2, 0)
+    img.flags.writeable = False
+    view = img[1:8, 2:13]
+    for orientation in itertools.product([False, True], repeat=3):
+        expected = turn(view, orientation).transpose(2, 0, 1)[::-1]
+        planes = turned_planes(view, orientation)
+        assert np.array_equal(planes, expected) and planes.flags.c_contiguous
+    assert np.array_equal(turned_planes(view), view.transpose(2, 0, 1)[::-1])
 
 
 def test_disabled_turns_are_not_drawn():
