@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from blind import adversarial, blind, recipe_rows
 from runs import checkpoint, differences, log_text, rows
 
 TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2')
@@ -21,6 +22,26 @@ def two_val_opt(train_opt, image_pairs):
         return opt
 
     return make
+
+
+@pytest.fixture
+def train_in_two(run_program, write, tmp_path, repository):
+    """Train one option file after the other on two processes: (options, iteration to die after)."""
+
+    def train(*parts):
+        plan, begun = [], set()
+        for opt, die_after in parts:
+            resumes = ['--auto_resume'] * (opt['name'] in begun)
+            argv = ['-opt', write(opt), *resumes]
+            plan.append({'pipeline': 'train', 'argv': argv, 'die_after': die_after})
+            begun.add(opt['name'])
+        (tmp_path / 'plan.json').write_text(json.dumps(plan))
+        program = repository / 'tests' / 'distributed_program.py'
+        result = run_program(*TORCHRUN, program, 'plan.json')
+        assert result.returncode == 0, result.stderr
+        return tmp_path / 'experiments'
+
+    return train
 
 
 @pytest.fixture
@@ -75,6 +96,60 @@ def test_two_processes_equal_one(run, run_program, two_val_opt, write, tmp_path,
     scores_two = tmp_path / 'results/t_two/results.json'
     one_text = (scores_one / 'results.json').read_text().replace('t_one', 't_two')
     assert scores_two.read_text() == one_text
+
+
+def small(train_opt, model_type, name, **overrides):
+    """Four iterations of a model, without validation."""
+    opt = train_opt(name=name, train__total_iter=4, val=None, **overrides)
+    del opt['datasets']['val']
+    opt['datasets']['train']['dataset_enlarge_ratio'] = 2  # as many samples for one rank as for two
+    if model_type.startswith('RealESR'):
+        pool = {'share_degradation': True, 'queue_size': 3} if 'GAN' in model_type else {}
+        return blind(opt, model_type) | pool | {'log_recipes': True}
+    if model_type == 'ESRGANModel':
+        opt['train']['net_d_iters'] = 2
+    return adversarial(opt, model_type)
+
+
+ADVERSARIAL_AND_BLIND = ['SRGANModel', 'ESRGANModel', 'RealESRNetModel', 'RealESRGANModel']
+
+
+def test_two_processes_train_and_resume_every_model_alike(run, train_in_two, train_opt):
+    """All ranks end with the same weights, also after a stop; losses that are means over the batch
+    make the update of one process with twice the batch.
+    """
+    parts = []
+    for model_type in ADVERSARIAL_AND_BLIND:
+        whole, cut = (small(train_opt, model_type, f'{n}_{model_type}') for n in ('whole', 'cut'))
+        parts += [(whole, None), (cut, 3), (cut, None)]
+    folder = train_in_two(*parts)
+    for model_type in ADVERSARIAL_AND_BLIND:
+        whole, cut = (folder / f'{name}_{model_type}' for name in ('whole', 'cut'))
+        ranks = [torch.load(whole / f'rank_{rank}.pth', weights_only=True) for rank in (0, 1)]
+        assert ('net_d' in ranks[0]) == ('GAN' in model_type)
+        assert differences(*ranks) == [], model_type
+        for file in (whole / 'models').iterdir():
+            assert differences(*(checkpoint(f, file.name) for f in (whole, cut))) == []
+        assert differences(*(checkpoint(f, '4.state') for f in (whole, cut))) == []
+        assert rows(whole) == rows(cut)
+
+    pools = checkpoint(folder / 'whole_RealESRGANModel', '4.state')['pools']
+    assert [len(pool['gt']) for pool in pools] == [2, 2]
+    assert differences(*pools)
+
+    bigger = {'datasets__train__batch_size_per_gpu': 4}
+    for model_type in ('SRGANModel', 'RealESRNetModel'):
+        one = run(small(train_opt, model_type, f'one_{model_type}', **bigger))
+        two = folder / f'whole_{model_type}'
+        for file in (one / 'models').glob('*_4.pth'):
+            ours, theirs = (checkpoint(f, file.name) for f in (one, two))
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        for ours, theirs in zip(rows(two), rows(one), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+    rows_of_both = [row for rank in (0, 1) for row in recipe_rows(two, rank)]
+    rows_of_both.sort(key=lambda row: row['sample'])
+    assert rows_of_both == recipe_rows(one)
+    assert [row['sample'] for row in rows_of_both] == list(range(16))
 
 
 def test_torchrun_alone_starts_the_training_script(

@@ -25,6 +25,7 @@ from .data_util import (
     paths_from_folder,
     paths_from_lmdb,
 )
+from .realesrgan_paired_dataset import check_name_of_list
 from .second_order import Recipe, draw_kernels, draw_recipes, make_pairs
 from .shared import PathTable
 from .transforms import draw_orientation, turn
@@ -40,7 +41,7 @@ class RealESRGANDataset(Dataset):
         opt: Options with the keys
 
             * ``dataroot_gt``: a folder, an LMDB, or a list of folders; ``root_weights``: how often
-              an image of each folder is seen in an epoch, default once;
+              an image of each folder is seen in an epoch on average, default once;
             * ``io_backend``, ``recursive``, ``color``, ``cache``: as for PairedImageDataset;
             * ``meta_info``: optional list of GT names, one a line;
             * ``gt_size``: side of the patches to train on; ``crop_size``: side of the patch that is
@@ -58,6 +59,9 @@ class RealESRGANDataset(Dataset):
 
     def __init__(self, opt: dict):
         check_image_options({**opt, 'meta_info': None})
+        check_name_of_list(opt)
+        if opt.get('mean') is not None:
+            raise ValueError('mean and std: images cannot be degraded once they are normalised.')
         if opt.get('phase', 'train') != 'train':
             raise ValueError(
                 'RealESRGANDataset degrades at random, for training; validate on images that stay '
@@ -91,7 +95,8 @@ class RealESRGANDataset(Dataset):
         self.paths = PathTable(path for root in roots for path in root)
         if not self.paths:
             raise ValueError(f'no images in {self.gt_folder}.')
-        self._order = _weighted([len(root) for root in roots], opt.get('root_weights'))
+        lengths = [len(root) for root in roots]
+        self._first, self._share = _weighted(lengths, opt.get('root_weights'))
         self.file_client = FileClient(backend.pop('type'), **backend)
         self._read = ImageReader(
             self.file_client,
@@ -118,7 +123,7 @@ class RealESRGANDataset(Dataset):
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        index = int(self._order[index])
+        index = int(self._first[index] + random.random() * self._share[index])
         path = self.paths[index]
         kernels, recipe = self.draw()
         gt = self._crop(self._read(index, path))
@@ -133,7 +138,7 @@ class RealESRGANDataset(Dataset):
         return item | {'lq': lq[0], 'gt': target[0]}
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._first)
 
     def _crop(self, img: np.ndarray) -> np.ndarray:
         """A random square of ``crop_size``; small images are reflected at the bottom and right."""
@@ -143,15 +148,22 @@ class RealESRGANDataset(Dataset):
         return np.pad(img, [*missing, (0, 0)], 'reflect') if any(m for _, m in missing) else img
 
 
-def _weighted(lengths: list[int], weights: list[float] | None) -> np.ndarray:
-    """Indices of one epoch: those of root i, ``weights[i]`` times; fractions are spread evenly."""
+def _weighted(lengths: list[int], weights: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Where the image of every sample of an epoch is drawn from: the first place, and how many.
+
+    Of root i there are ``weights[i]`` samples an image. With a fraction an image shares its samples
+    with its neighbours, so that none is left out for ever.
+    """
     weights = weights or [1.0] * len(lengths)
     if len(weights) != len(lengths) or min(weights) < 0:
         raise ValueError(
             f'root_weights {weights} must be a number for each of the {len(lengths)} folders of '
             'dataroot_gt.'
         )
-    repeats = [
-        np.diff(np.floor(np.arange(n + 1) * w)) for n, w in zip(lengths, weights, strict=True)
-    ]
-    return np.repeat(np.arange(sum(lengths)), np.concatenate(repeats).astype(np.int64))
+    first, share, begin = [], [], 0
+    for length, weight in zip(lengths, weights, strict=True):
+        count = int(length * weight)
+        first.append(begin + np.arange(count) / (weight or 1))
+        share.append(np.full(count, 1 / (weight or 1)))
+        begin += length
+    return np.concatenate(first), np.concatenate(share)

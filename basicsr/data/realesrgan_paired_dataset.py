@@ -20,6 +20,7 @@ class RealESRGANPairedDataset(PairedImageDataset):
     """
 
     def __init__(self, opt: dict):
+        check_name_of_list(opt)
         super().__init__({**opt, 'meta_info': None, 'meta_info_file': opt.get('meta_info')})
         self.opt = opt
 
@@ -35,3 +36,9 @@ class RealESRGANPairedDataset(PairedImageDataset):
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Pair) -> np.ndarray:
         return gt
+
+
+def check_name_of_list(opt: dict) -> None:
+    """Refuse ``meta_info_file``, which the datasets of Real-ESRGAN do not read."""
+    if opt.get('meta_info_file') is not None:
+        raise ValueError('meta_info_file is not read by this dataset; rename it to meta_info.')

@@ -21,6 +21,14 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
     plain one, and losses of ``train.losses`` what the pixel loss does.
     """
 
+    def _check_options(self, opt: dict) -> None:
+        if opt.get('gt_usm') is not None:
+            raise ValueError(
+                'gt_usm is for RealESRNetModel; RealESRGANModel has l1_gt_usm, percep_gt_usm and '
+                'gan_gt_usm.'
+            )
+        super()._check_options(opt)
+
     def optimize_parameters(self, current_iter: int) -> None:
         self.gt_usm = self.usm_sharpener(self.gt)
         super().optimize_parameters(current_iter)

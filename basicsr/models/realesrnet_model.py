@@ -47,8 +47,9 @@ class TrainingPairPool:
             self.lq, self.gt = torch.cat([self.lq, lq]), torch.cat([self.gt, gt])
             return lq, gt
         chosen = torch.randperm(len(self.lq))[: len(lq)].to(lq.device)
-        out = self.lq[chosen], self.gt[chosen]
-        self.lq[chosen], self.gt[chosen] = lq, gt
+        n = len(chosen)  # less than a batch if a short one came first
+        out = torch.cat([self.lq[chosen], lq[n:]]), torch.cat([self.gt[chosen], gt[n:]])
+        self.lq[chosen], self.gt[chosen] = lq[:n], gt[:n]
         return out
 
 
@@ -84,9 +85,16 @@ class BlindDegradation(BaseModel):
                 'training patches; leave one of them out.'
             )
         self.degradation = {**train_set, **{k: v for k, v in opt.items() if v is not None}}
-        if opt.get('high_order_degradation', True) and train_set.get('degrade_on') != 'worker':
+        in_workers = train_set.get('degrade_on') == 'worker'
+        if in_workers and self.shares:
+            raise ValueError(
+                'share_degradation needs whole batches, and with datasets.train.degrade_on: worker '
+                'the samples are degraded one by one: leave one of them out.'
+            )
+        if opt.get('high_order_degradation', True) and not in_workers:
             try:
                 draw_recipes(self.degradation, 1)
+                _ = self.degradation['gt_size'], self.degradation['scale']
             except KeyError as error:
                 raise ValueError(f'{opt["model_type"]} needs the option {error}.') from error
 
@@ -165,6 +173,6 @@ class RealESRNetModel(BlindDegradation, SRModel):
     """Regression on degraded images; ``gt_usm`` says whether the target is sharpened."""
 
     def _check_options(self, opt: dict) -> None:
-        if 'gt_usm' not in opt:
+        if opt.get('gt_usm') is None and opt.get('high_order_degradation', True):
             raise ValueError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

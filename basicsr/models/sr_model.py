@@ -31,6 +31,9 @@ from .base_model import BaseModel
 
 logger = logging.getLogger(__name__)
 
+# Names of losses that have an option of their own.
+_OWN_LOSSES = ('pix', 'percep', 'style', 'gan', 'ldl')
+
 
 @MODEL_REGISTRY.register()
 class SRModel(BaseModel):
@@ -111,7 +114,9 @@ class SRModel(BaseModel):
         )
         self.cri_others: dict[str, torch.nn.Module] = {}
         more = train_opt.get('losses') or []
-        if not isinstance(more, list) or not all('type' in options for options in more):
+        if not isinstance(more, list) or not all(
+            isinstance(options, dict) and 'type' in options for options in more
+        ):
             raise ValueError(
                 f'train.losses must be a list of losses, such as [{{type: L1Loss}}], got {more}.'
             )
@@ -119,6 +124,8 @@ class SRModel(BaseModel):
             name = options.pop('name', None) or options['type'].removesuffix('Loss').lower()
             if name in self.cri_others:
                 raise ValueError(f"train.losses: two are called '{name}'; give each a name.")
+            if name in _OWN_LOSSES:
+                raise ValueError(f"train.losses: '{name}' is another loss; give a new name.")
             self.cri_others[name] = build_loss(options).to(self.device)
         if self.needs_fidelity_loss and not (
             self.cri_pix or self.cri_perceptual or self.cri_others

@@ -8,6 +8,7 @@ Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from basicsr.archs import build_network
 from basicsr.losses import build_loss
 from basicsr.losses.loss_util import get_refined_artifact_map
+from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .sr_model import SRModel
@@ -46,7 +48,9 @@ class SRGANModel(SRModel):
         self.net_d.train()
         self.net_d_iters = self.opt['train'].get('net_d_iters', 1)
         self.net_d_init_iters = self.opt['train'].get('net_d_init_iters', 0)
-        self.g_losses: OrderedDict[str, Tensor] = OrderedDict()
+        if self.net_d_iters < 1:
+            raise ValueError(f'train.net_d_iters must be at least 1, got {self.net_d_iters}.')
+        self.g_losses: OrderedDict[str, Any] = OrderedDict()
         super().init_training_settings()
 
     def _check_size_of_patches(self) -> None:
@@ -139,3 +143,14 @@ class SRGANModel(SRModel):
     def save(self, epoch: int, current_iter: int) -> None:
         self.save_network(self.net_d, 'net_d', current_iter)
         super().save(epoch, current_iter)
+
+    def extra_state(self) -> dict[str, Any]:
+        """The generator's last losses, of all ranks: the log shows them until it is trained."""
+        own = {name: float(value) for name, value in self.g_losses.items()}
+        return {**super().extra_state(), 'g_losses': gather_lists([own])}
+
+    def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
+        super().load_extra_state(resume_state)
+        losses, (rank, world_size) = resume_state.get('g_losses', []), get_dist_info()
+        if len(losses) == world_size:
+            self.g_losses = OrderedDict(losses[rank])
