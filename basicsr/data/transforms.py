@@ -12,6 +12,7 @@ from basicsr.utils.img_util import cv2
 Image = np.ndarray | Tensor
 
 UPRIGHT = (False, False, False)
+_LARGE = 64 * 64  # pixels, beyond which a call of OpenCV is worth while
 _FLIP_CODES = {(True, False): 1, (False, True): 0, (True, True): -1}  # (hflip, vflip), for OpenCV
 
 
@@ -135,22 +136,22 @@ def turn(img: np.ndarray, orientation: tuple[bool, bool, bool]) -> np.ndarray:
 
 
 def turned_planes(img: np.ndarray, orientation: tuple[bool, bool, bool] = UPRIGHT) -> np.ndarray:
-    """The planes (c, h, w), RGB, of an image (h, w, c), BGR or of one channel, turned by ``turn``.
-
-    A copy of the view, in a third of numpy's time if the planes lie one by one in memory.
-    """
+    """The planes (c, h, w), RGB, of an image (h, w, c), BGR or gray, turned by ``turn``; a copy."""
     hflip, vflip, rot90 = orientation
+    planes = img.transpose(2, 0, 1)
+    planes = planes[::-1] if len(planes) == 3 else planes
+    if planes[0].size < _LARGE or not (hflip or rot90):
+        turned = turn(planes.transpose(1, 2, 0), orientation)
+        return np.ascontiguousarray(turned.transpose(2, 0, 1))
+    # numpy copies such views pixel by pixel; OpenCV, plane by plane, in half the time.
     code = _FLIP_CODES.get((hflip, vflip))
-    source = img.transpose(2, 0, 1)
-    source = source[::-1] if len(source) == 3 else source
-    out = np.empty((len(source), *(img.shape[1::-1] if rot90 else img.shape[:2])), img.dtype)
-    for plane, target in zip(source, out, strict=True):
+    out = np.empty((len(planes), *(img.shape[1::-1] if rot90 else img.shape[:2])), img.dtype)
+    for i in range(len(planes)):
+        plane = planes[i]
         if code is not None:
-            plane = cv2.flip(plane, code, None if rot90 else target)
+            plane = cv2.flip(plane, code, None if rot90 else out[i])
         if rot90:
-            cv2.transpose(plane, target)
-        elif code is None:
-            target[:] = plane
+            cv2.transpose(plane, out[i])
     return out
 
 

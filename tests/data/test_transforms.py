@@ -132,13 +132,14 @@ def test_images_of_any_channels_and_transposed_views_are_turned(shape):
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('planar', [False, True])
 @pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
-def test_planes_are_turned_as_the_image_is(channels, planar, dtype):
+@pytest.mark.parametrize('size', [(9, 14), (70, 80)])
+def test_planes_are_turned_as_the_image_is(channels, planar, dtype, size):
     """Whether it lies in memory pixel by pixel or plane by plane, and is read-only."""
-    img = np.random.default_rng(0).integers(0, 256, (9, 14, channels)).astype(dtype)
+    img = np.random.default_rng(0).integers(0, 256, (*size, channels)).astype(dtype)
     if planar:
         img = np.ascontiguousarray(img.transpose(2, 0, 1)).transpose(1, 2, 0)
     img.flags.writeable = False
-    view = img[1:8, 2:13]
+    view = img[1:-1, 2:-1]
     for orientation in itertools.product([False, True], repeat=3):
         expected = turn(view, orientation).transpose(2, 0, 1)[::-1]
         planes = turned_planes(view, orientation)
