@@ -45,7 +45,7 @@ def reference() -> str:
             kind = _type(field.annotation)
             default = 'required' if field.is_required() else f'`{_default(field)}`'
             lines.append(f'| `{name}` | {kind} | {default} | {field.description} |')
-        if table in (options.PathOptions, options.TrainOptions):
+        if table in (options.Options, options.PathOptions, options.TrainOptions):
             made = ('models', 'training_states', 'log', 'visualization')  # by the runner
             names = [f'`{name}`' for name in table.also_known.split() if name not in made]
             lines += ['', f'The models read besides, if given: {", ".join(names)}.']

@@ -123,9 +123,9 @@ class RealESRGANDataset(Dataset):
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
+        kernels, recipe = self.draw()  # first: under a sample's seed it then gives that sample's
         index = int(self._first[index] + random.random() * self._share[index])
         path = self.paths[index]
-        kernels, recipe = self.draw()
         gt = self._crop(self._read(index, path))
         gt = turn(gt, draw_orientation(self.use_hflip, self.use_rot))
         item: dict[str, Tensor | str] = {'gt_path': path, 'recipe': json.dumps(recipe)}

@@ -112,6 +112,89 @@ def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
     return True
 
 
+def write_contact_sheet(path: str | Path, panels: Sequence[Panel], columns: int = 4) -> None:
+    """Write samples in a grid: GT beside LQ (nearest neighbour), the name above, a text below.
+
+    Args:
+        panels: Each with 'name', 'gt', 'lq' (uint8 BGR) and 'text', whose columns are kept.
+        columns: Samples in a row.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    # In inches: images 4.9 x 2.45 in cells of 5.2 x 4, whose lower part is for the text.
+    width, height = 5.2 * columns, 4.0 * rows
+    figure = _figure(width, height)
+    figure.set_layout_engine('none')
+    figure.subplots_adjust(
+        left=0.15 / width,
+        right=1 - 0.15 / width,
+        top=1 - 0.35 / height,
+        bottom=1.2 / height,
+        wspace=0.3 / 4.9,
+        hspace=1.55 / 2.45,
+    )
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis, panel in zip(axes, panels, strict=False):
+        size = panel['gt'].shape[1::-1]
+        lq = cv2.resize(panel['lq'], size, interpolation=cv2.INTER_NEAREST)
+        gap = np.full((size[1], max(size[0] // 64, 1), 3), 255, np.uint8)
+        axis.imshow(np.concatenate([_rgb(panel['gt']), gap, _rgb(lq)], axis=1))
+        axis.set_title(panel['name'], fontsize=11, loc='left')
+        below = {'transform': axis.transAxes, 'va': 'top', 'linespacing': 1.3}
+        axis.text(0, -0.03, panel['text'], family='monospace', fontsize=9, **below)
+    for axis in figure.axes:
+        axis.set_axis_off()
+    _write(figure, path)
+
+
+def write_histograms(
+    path: str | Path, parameters: Mapping[str, Mapping[str, Sequence[Any]]], columns: int = 4
+) -> None:
+    """Draw how often each value of each parameter occurs: floats in bins, all others as bars.
+
+    Args:
+        parameters: By title, then by the name of a series, its values.
+        columns: Plots in a row.
+    """
+    rows = -(-len(parameters) // columns)
+    names = dict.fromkeys(name for series in parameters.values() for name in series)
+    colours = {name: f'C{index}' for index, name in enumerate(names)}
+    figure = _figure(4.2 * columns, 2.8 * rows)
+    figure.set_layout_engine('constrained', h_pad=0.1)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis in axes[len(parameters) :]:
+        axis.set_axis_off()
+    legend: dict[str, Any] = {}
+    for axis, (title, series) in zip(axes, parameters.items(), strict=False):
+        values = sorted({value for drawn in series.values() for value in drawn})
+        draw = _draw_numbers if isinstance(values[0], float) else _draw_choices
+        draw(axis, series, values, colours)
+        axis.set_title(title, fontsize=11)
+        axis.tick_params(labelsize=8)
+        axis.spines[['top', 'right']].set_visible(False)
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend, loc='outside upper left', ncols=len(legend))
+    _write(figure, path)
+
+
+def _draw_numbers(axis: Any, series: Mapping, values: Sequence[float], colours: Mapping) -> None:
+    bins = np.histogram_bin_edges(values, 25)
+    for name, drawn in series.items():
+        colour = {'facecolor': (colours[name], 0.25), 'edgecolor': colours[name]}
+        axis.hist(drawn, bins, label=name, histtype='stepfilled', linewidth=1.2, **colour)
+
+
+def _draw_choices(axis: Any, series: Mapping, values: Sequence, colours: Mapping) -> None:
+    width = 0.8 / len(series)
+    for index, (name, drawn) in enumerate(series.items()):
+        places = np.arange(len(values)) + (index - (len(series) - 1) / 2) * width
+        counts = [drawn.count(value) for value in values]
+        axis.barh(places, counts, width, label=name, color=colours[name], alpha=0.7)
+    axis.set_yticks(np.arange(len(values)), values)
+    axis.invert_yaxis()
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 

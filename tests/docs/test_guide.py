@@ -9,7 +9,7 @@ import pytest
 from runs import log_text, rows
 
 from basicsr.utils import yaml_load
-from basicsr.utils.option_tables import TrainDatasetOptions
+from basicsr.utils.option_tables import Options, TrainDatasetOptions
 from basicsr.utils.registry import ARCH_REGISTRY
 
 
@@ -121,12 +121,28 @@ def test_the_lmdbs_of_the_guide_are_written_and_trained_on(page, run, short_opt)
     assert 'Number of train images: 10' in log_text(run(opt))
 
 
+def test_the_discriminator_of_the_guide_trains_and_its_log_is_explained(page, run, short_opt):
+    text = page('docs/train.md', 'Adversarial training')
+    opt = short_opt(text)
+    opt['network_g']['upscale'] = 4
+    steps = [row for row in rows(run(opt)) if 'lr' in row]
+    logged = {
+        tag.rpartition('/')[2] for row in steps for tag in row if '_d_' in tag or '_g_' in tag
+    }
+    assert {'l_g_gan', 'l_d_fake', 'out_d_real'} < logged
+    assert logged <= set(re.findall(r'`(\w+)`', text))
+
+
+def test_the_guide_names_every_option_of_a_degradation(page):
+    known = Options.known() - set(Options.model_fields) - {'gt_size'}
+    words = set(re.findall(r'`(?:[\w.]+\.)?(\w+)`', page('docs/data.md', 'Degradations')))
+    assert {name for name in known if name.removesuffix('2') not in words} == set()
+
+
 def test_the_table_of_dataset_keys_has_every_key(page):
     table = re.findall(r'^\| (`.+?) \|', page('docs/data.md', 'All keys'), re.MULTILINE)
-    filled_in, refused = {'phase', 'scale'}, {'meta_info'}
-    assert set(re.findall(r'\w+', ' '.join(table))) == (
-        TrainDatasetOptions.known() - filled_in - refused
-    )
+    filled_in = {'phase', 'scale'}
+    assert set(re.findall(r'\w+', ' '.join(table))) == (TrainDatasetOptions.known() - filled_in)
 
 
 def test_every_yaml_of_the_guide_can_be_read(repository):

@@ -8,7 +8,14 @@ from golden import recipe
 from matplotlib.figure import Figure
 
 from basicsr.utils import figures
-from basicsr.utils.figures import enlarge, side_by_side, write_comparison, write_curves
+from basicsr.utils.figures import (
+    enlarge,
+    side_by_side,
+    write_comparison,
+    write_contact_sheet,
+    write_curves,
+    write_histograms,
+)
 from basicsr.utils.matlab_functions import imresize
 
 
@@ -143,6 +150,38 @@ def test_without_values_nothing_is_drawn(metrics_file, drawn):
 def test_curves_are_a_png_file(metrics_file, tmp_path):
     write_curves(str(tmp_path / 'x.png'), metrics_file(ROWS[2:3]))
     assert cv2.imread(str(tmp_path / 'x.png')).shape == (380, 1000, 3)
+
+
+def test_a_contact_sheet_has_gt_beside_lq_and_a_text_below(panel, drawn):
+    panel['text'] = 'blur  iso 1.00'
+    write_contact_sheet('x.png', [dict(panel, name=str(index)) for index in range(5)], columns=2)
+    axes = drawn[0].axes
+    assert len(axes) == 6  # the last is empty
+    assert [axis.get_title(loc='left') for axis in axes] == ['0', '1', '2', '3', '4', '']
+    assert [len(axis.images) for axis in axes] == [1, 1, 1, 1, 1, 0]
+    assert axes[4].texts[0].get_text() == 'blur  iso 1.00'
+    image = axes[0].images[0].get_array()
+    assert image.shape == (24, 32 + 1 + 32, 3)
+    assert np.array_equal(image[:, :32], panel['gt'][..., ::-1])
+    assert np.array_equal(image[1::2, 34::2], panel['lq'][..., ::-1])
+
+
+def test_histograms_count_numbers_in_bins_and_choices_in_bars(drawn):
+    parameters = {
+        'factor': {'first': [0.5, 1.0, 1.0], 'second': [0.75]},
+        'mode': {'first': ['b', 'a', 'b']},
+        'size': {'second': [9, 7, 21, 7]},
+    }
+    write_histograms('x.png', parameters)
+    numbers, names, sizes, empty = drawn[0].axes
+    assert [axis.get_title() for axis in drawn[0].axes] == ['factor', 'mode', 'size', '']
+    first, second = (patch.get_xy()[:, 1] for patch in numbers.patches)
+    assert (first.max(), second.max()) == (2, 1)
+    assert not empty.axison
+    for axis, labels, counts in ((names, 'ab', [1, 2]), (sizes, ['7', '9', '21'], [2, 1, 1])):
+        assert [label.get_text() for label in axis.get_yticklabels()] == list(labels)
+        assert [bar.get_width() for bar in axis.patches] == counts
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ['first', 'second']
 
 
 def test_no_display_is_needed(metrics_file, drawn, monkeypatch):
