@@ -1,8 +1,10 @@
+import json
 import logging
 import shutil
 import warnings
 from urllib.error import URLError
 
+import golden
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,18 @@ def offline(tmp_path, monkeypatch):
 
 def untrained(layers, *args, **kwargs):
     return VGGFeatureExtractor(layers, *args, weights='random', **kwargs)
+
+
+@pytest.mark.parametrize('case', golden.params('archs', lambda c: 'VGGFeat' in c['network']))
+def test_features_are_the_references(case):
+    net = VGGFeatureExtractor(**case['net'], weights='random')
+    shapes = {key: list(value.shape) for key, value in net.state_dict().items()}
+    states = json.loads((golden.recipe.HERE / 'archs_state.json').read_text())
+    assert shapes == states[case['state']]
+    if not case.get('structure_only'):
+        golden.fill(net, case)
+        features = {'out': net(*golden.resolve(case['args']))}
+        assert golden.recipe.compare(case, features) is None
 
 
 # layers
@@ -247,6 +261,17 @@ def test_a_file_of_the_type_is_found_without_a_download(folder, files, offline, 
         VGGFeatureExtractor(['conv2_1'], 'vgg13')
 
 
+class SmallVGG(vgg.VGG):
+    """torchvision's network, of whose classifier, 500 MB, one bias is left."""
+
+    def __init__(self, features, **kwargs):
+        nn.Module.__init__(self)
+        self.features = features
+        last = nn.Module()
+        last.bias = nn.Parameter(torch.zeros(1000))
+        self.classifier = nn.ModuleDict({'6': last})
+
+
 def test_weights_are_downloaded_into_the_cache_once(
     files, offline, tmp_path, monkeypatch, caplog, capsys
 ):
@@ -257,6 +282,7 @@ def test_weights_are_downloaded_into_the_cache_once(
         shutil.copy(path, target)
 
     monkeypatch.setattr('torch.hub.download_url_to_file', download)
+    monkeypatch.setattr(vgg, 'VGG', SmallVGG)
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter('error')
         for _ in range(2):
