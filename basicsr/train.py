@@ -105,6 +105,7 @@ def train_pipeline(root_path: str | Path) -> None:
         if current_iter == start_iter + 1:
             log_line.reset_start_time()  # the first step also starts workers and chooses kernels
         if current_iter % print_freq == 0:
+            model.saver.check()
             log_vars = {'epoch': epoch, 'iter': current_iter}
             log_vars['lrs'] = model.get_current_learning_rate()
             log_vars['time'] = iter_timer.get_avg_time()

@@ -193,7 +193,7 @@ def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> 
 def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, object]:
     """Where the weights come from, and what is there."""
     # Imported here: it takes seconds, which a training without VGG need not wait.
-    from torchvision.models import get_model_weights, vgg
+    from torchvision.models import get_model_weights
 
     official = get_model_weights(vgg_type).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
     file_name = official.url.rpartition('/')[2]
@@ -218,8 +218,12 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
         cached,
     )
     try:
-        # torchvision's own function downloads, checks and loads.
-        model = getattr(vgg, vgg_type)(weights=official, progress=get_dist_info()[0] == 0)
+        state = official.get_state_dict(
+            progress=get_dist_info()[0] == 0,
+            check_hash=True,
+            map_location='cpu',
+            weights_only=True,
+        )
     except (OSError, HTTPException, RuntimeError) as error:
         raise FileNotFoundError(
             f'no weights of {vgg_type}: neither {local} nor {cached} exists, and {official.url} '
@@ -227,4 +231,4 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
             'one of these places or name it with the option weights (for a perceptual loss: '
             'train.perceptual_opt.weights).'
         ) from error
-    return official.url, model.state_dict()
+    return official.url, state

@@ -228,6 +228,12 @@ def check_image_options(opt: dict) -> None:
         raise ValueError('meta_info is not read by this dataset; rename it to meta_info_file.')
 
 
+def check_name_of_list(opt: dict) -> None:
+    """Refuse ``meta_info_file``, which the datasets of Real-ESRGAN do not read."""
+    if opt.get('meta_info_file') is not None:
+        raise ValueError('meta_info_file is not read by this dataset; rename it to meta_info.')
+
+
 def read_image(
     client: FileClient,
     path: str,
@@ -329,6 +335,8 @@ def image_tensor(
         keep_uint8: Leave 8-bit colours in [0, 255] where no arithmetic has been done on them.
         orientation: How to ``turn`` the image.
     """
+    if keep_uint8 and img.dtype != np.uint8:
+        raise ValueError(f'uint8_batch is for images of 8 bits, and one has {img.dtype}: unset it.')
     if color == 'y' or img.dtype != np.uint8:
         tensor = img2tensor(as_float(turn(img, orientation), color))
     else:  # the same values, turned as bytes instead of floats

@@ -42,6 +42,7 @@ _MAGIC = b'basicsr2'
 _LAYOUT = 'planes'  # of the pixels: another one would need another folder
 _ALIGN = 64  # of headers and pixels
 _FILES = ('offsets.bin', 'pixels.bin', 'about.json', 'lock')
+_NO_FOLDERS = ('', 'on', 'none', 'true', 'false', 'yes', 'no')  # nobody means these as such
 _KEEP_DAYS = 30  # that a cache of ``auto`` stays after its last use
 
 
@@ -63,6 +64,8 @@ def open_cache(
         kind: How they are decoded.
         what: The images, for the log.
     """
+    if isinstance(option, str) and option.lower() in _NO_FOLDERS:
+        raise ValueError(f"cache is '{option}'; it must be auto, off, or a folder.")
     automatic = option in ('auto', True)
     try:
         if automatic:
@@ -104,7 +107,7 @@ class ImageCache:
     ):
         digest = hashlib.blake2b(f'{_LAYOUT} {kind}'.encode(), digest_size=10)
         for source in sources:
-            digest.update(b'\0' + source.encode())
+            digest.update(b'\0' + source.encode('utf-8', 'surrogateescape'))
         self.folder = Path(root).expanduser().resolve() / digest.hexdigest()
         self.count = len(sources)
         self.share = share
@@ -126,9 +129,10 @@ class ImageCache:
                 temporary.write_text(json.dumps(about), encoding='utf-8')
             offsets = self.folder / 'offsets.bin'
             if not offsets.exists() or offsets.stat().st_size != 8 * self.count:
-                offsets.write_bytes(
-                    bytes(8 * self.count)
-                )  # no holes: a map cannot report a full disk
+                # A new file, since a run may have mapped the old one; without holes, since a map
+                # cannot report a full disk.
+                with atomic_path(offsets, durable=False) as temporary:
+                    temporary.write_bytes(bytes(8 * self.count))
             with (self.folder / 'pixels.bin').open('ab') as file:
                 if file.tell() == 0:
                     file.write(_MAGIC.ljust(_ALIGN, b'\0'))
@@ -149,7 +153,8 @@ class ImageCache:
             magic, number, *saved, height, width, channels, itemsize = _HEADER.unpack_from(
                 self._pixels, offset
             )
-            if magic != _MAGIC or number != index or tuple(saved) != stamp:
+            known = magic == _MAGIC and number == index and itemsize in (1, 2)
+            if not known or tuple(saved) != stamp:
                 return None
             start = offset + _ALIGN
             if not self._reaches(start + height * width * channels * itemsize):
@@ -253,10 +258,18 @@ def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
         with pixels.open('rb') as file:
             if about.exists() and file.read(len(_MAGIC)) == _MAGIC:
                 size = pixels.stat().st_size
-                found.append(
-                    {'folder': pixels.parent, 'size': size, **json.loads(about.read_text())}
-                )
+                found.append({'folder': pixels.parent, 'size': size, **_read_about(about)})
     return found
+
+
+def _read_about(file: Path) -> dict[str, Any]:
+    """What a cache says of itself; after a power cut that may be nothing."""
+    unknown = {'kind': 'unknown', 'images': 0, 'first': ''}
+    try:
+        about = json.loads(file.read_bytes())
+    except ValueError:
+        return unknown
+    return about if isinstance(about, dict) and about.keys() >= unknown.keys() else unknown
 
 
 def clear_caches(root: str | Path | None = None, unused_for: float = 0) -> int:

@@ -65,6 +65,8 @@ class PairedImageDataset(Dataset):
             self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
             self.pad_small = opt.get('pad_small', False)
             self.uint8_batch = opt.get('uint8_batch', False)
+            if self.uint8_batch and (self.color == 'y' or self.mean is not None):
+                raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
             if not isinstance(self.gt_size, int) or self.gt_size < self.scale:
                 raise ValueError(f'gt_size must be a number of pixels, got {self.gt_size!r}.')
             if self.gt_size % self.scale:

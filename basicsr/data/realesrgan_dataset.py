@@ -20,13 +20,20 @@ from .data_util import (
     ImageReader,
     check_files_exist,
     check_image_options,
+    check_name_of_list,
     image_tensor,
     names_from_meta_info_file,
     paths_from_folder,
     paths_from_lmdb,
 )
-from .realesrgan_paired_dataset import check_name_of_list
-from .second_order import Recipe, draw_kernels, draw_recipes, make_pairs
+from .second_order import (
+    Recipe,
+    check_options,
+    draw_kernels,
+    draw_recipe,
+    draw_seed,
+    make_pairs,
+)
 from .shared import PathTable
 from .transforms import draw_orientation, turn
 
@@ -74,16 +81,22 @@ class RealESRGANDataset(Dataset):
         self.uint8_batch = opt.get('uint8_batch', False)
         self.gt_size, scale = opt['gt_size'], opt['scale']
         self.crop_size = opt.get('crop_size') or math.ceil(self.gt_size * 25 / 16 / scale) * scale
-        if self.gt_size % scale or self.crop_size % scale or self.crop_size < self.gt_size:
+        whole = all(isinstance(n, int) and n > 0 for n in (self.gt_size, self.crop_size))
+        if (
+            not whole
+            or self.gt_size % scale
+            or self.crop_size % scale
+            or (self.crop_size < self.gt_size)
+        ):
             raise ValueError(
                 f'gt_size {self.gt_size} and crop_size {self.crop_size} must be multiples of scale '
-                f'{scale}, and crop_size the larger one.'
+                f'{scale} above 0, and crop_size the larger one.'
             )
         self.degrade_on = opt.get('degrade_on', 'device')
         if self.degrade_on not in ('device', 'worker'):
             raise ValueError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
         self._sharpen = USMSharp()
-        self.draw()  # an option that lacks or does not fit is found before anything is read
+        check_options(opt, 'kernels', *(['recipes'] if self.degrade_on == 'worker' else []))
 
         backend: dict[str, Any] = dict(opt.get('io_backend') or {'type': 'disk'})
         if backend['type'] == 'lmdb':
@@ -117,9 +130,9 @@ class RealESRGANDataset(Dataset):
     def draw(self) -> tuple[list[Tensor], Recipe]:
         """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
         *kernels, drawn = draw_kernels(self.opt)
-        recipe: Recipe = {'seed': random.getrandbits(53), **drawn}
+        recipe: Recipe = {'seed': draw_seed(), **drawn}
         if self.degrade_on == 'worker':
-            recipe |= draw_recipes(self.opt, 1, [recipe['seed']])[0]
+            recipe |= draw_recipe(self.opt, recipe['seed'])
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
@@ -162,8 +175,8 @@ def _weighted(lengths: list[int], weights: list[float] | None) -> tuple[np.ndarr
         )
     first, share, begin = [], [], 0
     for length, weight in zip(lengths, weights, strict=True):
-        count = int(length * weight)
-        first.append(begin + np.arange(count) / (weight or 1))
-        share.append(np.full(count, 1 / (weight or 1)))
+        count = max(round(length * weight), 1) if weight else 0
+        first.append(begin + np.arange(count) * length / max(count, 1))
+        share.append(np.full(count, length / max(count, 1)))
         begin += length
     return np.concatenate(first), np.concatenate(share)

@@ -6,7 +6,7 @@ import numpy as np
 
 from basicsr.utils.registry import DATASET_REGISTRY
 
-from .data_util import text_lines
+from .data_util import check_name_of_list, text_lines
 from .paired_image_dataset import PairedImageDataset
 from .shared import Pair
 
@@ -36,9 +36,3 @@ class RealESRGANPairedDataset(PairedImageDataset):
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Pair) -> np.ndarray:
         return gt
-
-
-def check_name_of_list(opt: dict) -> None:
-    """Refuse ``meta_info_file``, which the datasets of Real-ESRGAN do not read."""
-    if opt.get('meta_info_file') is not None:
-        raise ValueError('meta_info_file is not read by this dataset; rename it to meta_info.')

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.img_process_util import filter2D
+from basicsr.utils.text import did_you_mean
 
 from .degradations import (
     add_gaussian_noise_pt,
@@ -35,6 +36,97 @@ Recipe = dict[str, Any]
 STAGES = ('', '2')  # how the names of options and of recipe entries end
 RESIZE_MODES = ('area', 'bilinear', 'bicubic')
 SMALLEST_KERNEL, PADDED_KERNEL = 7, 21
+KERNEL_KINDS = [
+    f'{family}{shape}' for family in ('', 'generalized_', 'plateau_') for shape in ('iso', 'aniso')
+]
+
+
+def check_options(opt: dict, *parts: str) -> None:
+    """Refuse options that drawing would stumble over, be it after a thousand samples.
+
+    Args:
+        opt: As of ``draw_kernels`` and ``draw_recipe``.
+        parts: 'kernels', 'recipes', or both.
+
+    Raises:
+        KeyError: An option is missing.
+        ValueError: An option cannot be; it is named.
+    """
+    for stage in STAGES:
+        if 'kernels' in parts:
+            _check_kernel_options(opt, stage)
+        if 'recipes' in parts:
+            for name in ('resize_range', 'noise_range', 'poisson_scale_range', 'jpeg_range'):
+                _check_range(opt, f'{name}{stage}')
+            for name in ('gaussian_noise_prob', 'gray_noise_prob'):
+                _check_probability(opt, f'{name}{stage}')
+            _check_weights(opt, f'resize_prob{stage}', 3)
+            low, high = opt[f'jpeg_range{stage}']
+            if low < 1 or high > 100:
+                raise ValueError(f'jpeg_range{stage} is [{low}, {high}]; it must be in [1, 100].')
+    if 'kernels' in parts:
+        _check_probability(opt, 'final_sinc_prob')
+    if 'recipes' in parts:
+        _check_probability(opt, 'second_blur_prob')
+
+
+def _check_kernel_options(opt: dict, stage: str) -> None:
+    largest = opt.get(f'blur_kernel_size{stage}', PADDED_KERNEL)
+    if not isinstance(largest, int) or largest < SMALLEST_KERNEL or largest % 2 == 0:
+        raise ValueError(
+            f'blur_kernel_size{stage} is {largest}; it must be odd and at least {SMALLEST_KERNEL}.'
+        )
+    kinds = _required(opt, f'kernel_list{stage}')
+    if not kinds or not isinstance(kinds, list | tuple):
+        raise ValueError(f'kernel_list{stage} is {kinds}; it must be a list of kinds.')
+    unknown = [kind for kind in kinds if kind not in KERNEL_KINDS]
+    if unknown:
+        hint = did_you_mean(unknown[0], KERNEL_KINDS)
+        raise ValueError(
+            f"kernel_list{stage} names '{unknown[0]}'{hint} There are {', '.join(KERNEL_KINDS)}."
+        )
+    _check_weights(opt, f'kernel_prob{stage}', len(kinds))
+    _check_probability(opt, f'sinc_prob{stage}')
+    _check_range(opt, f'blur_sigma{stage}')
+    for name in ('betag_range', 'betap_range'):
+        _check_range(opt, f'{name}{stage}')
+        low, high = opt[f'{name}{stage}']
+        if not low <= 1 <= high:
+            raise ValueError(
+                f'{name}{stage} is [{low}, {high}]; it must hold 1, since exponents below and '
+                'above 1 are equally likely.'
+            )
+
+
+def _numbers(opt: dict, name: str) -> list:
+    """The value of an option that is a list of numbers, else an empty list."""
+    value = _required(opt, name)
+    is_list = isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value)
+    return list(value) if is_list else []
+
+
+def _required(opt: dict, name: str) -> Any:
+    if opt[name] is None:
+        raise KeyError(name)
+    return opt[name]
+
+
+def _check_range(opt: dict, name: str) -> None:
+    value = _numbers(opt, name)
+    if len(value) != 2 or not 0 <= value[0] <= value[1]:
+        raise ValueError(f'{name} is {opt[name]}; it must be [lowest, highest], not below 0.')
+
+
+def _check_probability(opt: dict, name: str) -> None:
+    value = _required(opt, name)
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f'{name} is {opt[name]}; a probability is from 0 to 1.')
+
+
+def _check_weights(opt: dict, name: str, count: int) -> None:
+    value = _numbers(opt, name)
+    if len(value) != count or min(value) < 0 or sum(value) <= 0:
+        raise ValueError(f'{name} is {opt[name]}; it must be {count} weights, not all of them 0.')
 
 
 def draw_kernels(opt: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, dict]]:
@@ -63,10 +155,6 @@ def draw_kernels(opt: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[st
 
 def _draw_blur(opt: dict, stage: str) -> tuple[np.ndarray, dict]:
     largest = opt.get(f'blur_kernel_size{stage}', PADDED_KERNEL)
-    if largest < SMALLEST_KERNEL or largest % 2 == 0:
-        raise ValueError(
-            f'blur_kernel_size{stage} is {largest}; it must be odd and at least {SMALLEST_KERNEL}.'
-        )
     size = _draw_size(largest)
     if np.random.uniform() < opt[f'sinc_prob{stage}']:
         # The lower the cutoff, the longer the ripples: small kernels have no room for them.
@@ -116,7 +204,7 @@ def draw_recipes(
         shared: All samples are resized alike, get the same kind of noise, and take the same
             branches, those of the first: upstream's way. Else each has its own.
     """
-    seeds = [_draw_seed() for _ in range(count)] if seeds is None else seeds
+    seeds = [draw_seed() for _ in range(count)] if seeds is None else seeds
     if len(seeds) != count:
         raise ValueError(f'{len(seeds)} seeds are given for {count} samples; each needs one.')
     branches = _draw_branches(opt, random.Random(seeds[0])) if shared else None
@@ -143,7 +231,7 @@ def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = No
     Returns:
         Plain numbers and strings by name.
     """
-    seed = _draw_seed() if seed is None else seed
+    seed = draw_seed() if seed is None else seed
     rng = random.Random(seed)
     recipe = {'seed': seed, **_draw_branches(opt, rng), **(branches or {})}
     for stage in STAGES:
@@ -156,7 +244,8 @@ def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = No
     return recipe
 
 
-def _draw_seed() -> int:
+def draw_seed() -> int:
+    """The seed of a recipe, drawn with ``random``."""
     return random.getrandbits(53)  # JSON readers may keep numbers as float64
 
 

@@ -149,6 +149,8 @@ class PerceptualLoss(nn.Module):
         criteria = {'l1': l1_loss, 'l2': mse_loss, 'fro': _frobenius_distance}
         if criterion not in criteria:
             raise ValueError(f"criterion must be 'l1', 'l2' or 'fro', got {criterion!r}.")
+        if perceptual_weight <= 0 and style_weight <= 0:
+            raise ValueError('PerceptualLoss: perceptual_weight or style_weight must be above 0.')
         self.criterion = criteria[criterion]
         self.layer_weights = layer_weights
         self.perceptual_weight = perceptual_weight

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import (
     BackgroundSaver,
+    copy_to_cpu,
     load_checkpoint,
     save_checkpoint,
     select_params,
@@ -200,9 +201,9 @@ class BaseModel:
         params = list(params)
         signature = inspect.signature(optimizer_class).parameters
         try:
-            if 'fused' in signature and not kwargs.keys() & _IMPLEMENTATIONS:
-                with suppress(RuntimeError):  # not for these tensors or this device
-                    return optimizer_class(params, lr=lr, fused=True, **kwargs)
+            chosen = kwargs.keys() & _IMPLEMENTATIONS
+            if 'fused' in signature and not chosen and all(map(_can_be_fused, params)):
+                kwargs['fused'] = True
             return optimizer_class(params, lr=lr, **kwargs)
         except (TypeError, ValueError) as error:
             given = {'lr': lr, **kwargs}
@@ -314,14 +315,16 @@ class BaseModel:
             raise ValueError(f'{len(nets)} networks need as many param_keys, got {keys}.')
         label = 'latest' if current_iter == -1 else current_iter
         content = {
-            key: {name: value.cpu() for name, value in self.get_bare_model(n).state_dict().items()}
+            key: dict(self.get_bare_model(n).state_dict())
             for n, key in zip(nets, keys, strict=True)
         }
         self._save(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
 
     def _save(self, content: dict, path: Path) -> None:
-        save = self.saver.save if self.saver else save_checkpoint
-        save(content, path)
+        if self.saver is not None:
+            self.saver.save(content, path)
+        else:
+            save_checkpoint(copy_to_cpu(content), path)
 
     def load_network(
         self,
@@ -414,7 +417,7 @@ class BaseModel:
             'manual_seed': self.opt.get('manual_seed'),
             'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
-            'best_metric_results': deepcopy(self.best_metric_results),
+            'best_metric_results': self.best_metric_results,
             'types': self._types(),
             **extra,
         }
@@ -469,6 +472,13 @@ class BaseModel:
 
 def _listed(types: Mapping[str, list[str]]) -> str:
     return ' and '.join(name for names in types.values() for name in names)
+
+
+def _can_be_fused(params: Tensor | Mapping[str, Any]) -> bool:
+    """Whether a parameter, or all of a group, are such as torch has fused optimizers for."""
+    if isinstance(params, Mapping):
+        return all(map(_can_be_fused, params['params']))
+    return params.is_floating_point() and params.device.type in ('cpu', 'cuda')
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -20,6 +20,14 @@ class ESRGANModel(SRGANModel):
     learns from real images too.
     """
 
+    def init_losses(self) -> None:
+        super().init_losses()
+        if getattr(self.cri_gan, 'gan_type', None) == 'hinge':
+            raise ValueError(
+                'train.gan_opt: the hinge loss of a generator has no target, so that its two '
+                'relativistic terms cancel; choose another gan_type, or SRGANModel.'
+            )
+
     def g_gan_loss(self, net_d: Any) -> Tensor:
         real_pred = net_d(self.target('gan')).detach()
         fake_pred = net_d(self.output)

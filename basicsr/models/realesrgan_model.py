@@ -22,21 +22,22 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
     """
 
     def _check_options(self, opt: dict) -> None:
-        if opt.get('gt_usm') is not None:
+        if self._given(opt, 'gt_usm') is not None:
             raise ValueError(
                 'gt_usm is for RealESRNetModel; RealESRGANModel has l1_gt_usm, percep_gt_usm and '
                 'gan_gt_usm.'
             )
         super()._check_options(opt)
+        self.sharpens = {
+            'pix': opt.get('l1_gt_usm', True),
+            'percep': opt.get('percep_gt_usm', True),
+            'gan': opt.get('gan_gt_usm', False),
+            'ldl': False,
+        }
 
     def optimize_parameters(self, current_iter: int) -> None:
         self.gt_usm = self.usm_sharpener(self.gt)
         super().optimize_parameters(current_iter)
 
     def target(self, loss: str) -> Tensor:
-        option, default = {
-            'percep': ('percep_gt_usm', True),
-            'gan': ('gan_gt_usm', False),
-            'ldl': ('', False),
-        }.get(loss, ('l1_gt_usm', True))
-        return self.gt_usm if self.opt.get(option, default) else self.gt
+        return self.gt_usm if self.sharpens.get(loss, self.sharpens['pix']) else self.gt

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from basicsr.data.second_order import draw_recipes, make_pairs
-from basicsr.utils.dist_util import gather_lists, get_dist_info
+from basicsr.data.second_order import check_options, draw_recipes, make_pairs
+from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.img_process_util import USMSharp
+from basicsr.utils.logger import read_rows
+from basicsr.utils.misc import atomic_path
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .base_model import BaseModel
@@ -52,6 +54,34 @@ class TrainingPairPool:
         self.lq[chosen], self.gt[chosen] = lq[:n], gt[:n]
         return out
 
+    def to(self, device: torch.device) -> None:
+        if self.lq is not None and self.gt is not None:
+            self.lq, self.gt = self.lq.to(device), self.gt.to(device)
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """The pairs in main memory, as bytes where that is exact."""
+        return {'lq': _as_bytes(self.lq), 'gt': _as_bytes(self.gt)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | None], gt_size: int | None) -> bool:
+        """Take pairs back; returns whether they are such as this pool may hold."""
+        lq, gt = (_as_floats(state[key]) for key in ('lq', 'gt'))
+        if gt is not None and (len(gt) > self.size or gt.shape[-1] != gt_size):
+            return False
+        self.lq, self.gt = lq, gt
+        return True
+
+
+def _as_bytes(images: Tensor | None) -> Tensor | None:
+    if images is None:
+        return None
+    images = images.cpu()
+    levels = (images * 255).round().to(torch.uint8)
+    return levels if torch.equal(levels.float() / 255, images) else images
+
+
+def _as_floats(images: Tensor | None) -> Tensor | None:
+    return images.float() / 255 if images is not None and images.dtype == torch.uint8 else images
+
 
 class BlindDegradation(BaseModel):
     """Makes the LQ images of the batches of RealESRGANDataset on the device; goes before a model.
@@ -84,7 +114,8 @@ class BlindDegradation(BaseModel):
                 f'gt_size is {own}, but datasets.train.gt_size {its}: both are the side of the '
                 'training patches; leave one of them out.'
             )
-        self.degradation = {**train_set, **{k: v for k, v in opt.items() if v is not None}}
+        # As the option file's completion has it, what stands in datasets.train comes first.
+        self.degradation = {k: v for k, v in {**opt, **train_set}.items() if v is not None}
         in_workers = train_set.get('degrade_on') == 'worker'
         if in_workers and self.shares:
             raise ValueError(
@@ -93,10 +124,15 @@ class BlindDegradation(BaseModel):
             )
         if opt.get('high_order_degradation', True) and not in_workers:
             try:
-                draw_recipes(self.degradation, 1)
+                check_options(self.degradation, 'recipes')
                 _ = self.degradation['gt_size'], self.degradation['scale']
             except KeyError as error:
                 raise ValueError(f'{opt["model_type"]} needs the option {error}.') from error
+
+    @staticmethod
+    def _given(opt: dict, name: str) -> Any:
+        """An option of the degradation, wherever it stands."""
+        return opt['datasets']['train'].get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
         size = opt.get('queue_size', 180 if self.shares else 0)
@@ -133,17 +169,18 @@ class BlindDegradation(BaseModel):
         seeds = [recipe['seed'] for recipe in drawn] or None
         recipes = draw_recipes(self.degradation, len(gt), seeds, self.shares)
         lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
-        texts = [
-            json.dumps(kernels | recipe)
-            for kernels, recipe in zip(drawn or [{}] * len(recipes), recipes, strict=True)
-        ]
-        return {**data, 'lq': lq, 'gt': gt, 'recipe': texts}
+        if drawn:  # what the kernels were drawn from
+            recipes = [its | recipe for its, recipe in zip(drawn, recipes, strict=True)]
+        return {**data, 'lq': lq, 'gt': gt, 'recipe': [json.dumps(recipe) for recipe in recipes]}
+
+    def _recipe_file(self) -> Path:
+        folder = Path(self.opt['path']['experiments_root'])
+        return folder / f'recipes_{get_dist_info()[0]}.jsonl'
 
     def _log_recipes(self, data: Mapping[str, Any]) -> None:
         rank, world_size = get_dist_info()
         sample = self.samples_seen - len(data['recipe']) * world_size + rank
-        path = Path(self.opt['path']['experiments_root']) / f'recipes_{rank}.jsonl'
-        with path.open('a', encoding='utf-8') as file:
+        with self._recipe_file().open('a', encoding='utf-8') as file:
             for number, text in enumerate(data['recipe']):
                 row = {'sample': sample + number * world_size, 'gt_path': data['gt_path'][number]}
                 file.write(json.dumps(row | json.loads(text)) + '\n')
@@ -152,20 +189,27 @@ class BlindDegradation(BaseModel):
         """The pools of all ranks."""
         if self.pool is None:
             return super().extra_state()
-        own = {'lq': self.pool.lq, 'gt': self.pool.gt}
-        on_cpu = {key: None if value is None else value.cpu() for key, value in own.items()}
-        return {**super().extra_state(), 'pools': gather_lists([on_cpu])}
+        return {**super().extra_state(), 'pools': gather_on_master(self.pool.state_dict())}
 
     def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
         super().load_extra_state(resume_state)
-        pools, (rank, world_size) = resume_state.get('pools', []), get_dist_info()
+        rank, world_size = get_dist_info()
+        _forget_samples(self._recipe_file(), resume_state.get('samples', 0))
+        pools = resume_state.get('pools', [])
+        size = self.degradation.get('gt_size')
         if self.pool is None:
             return
-        if len(pools) != world_size:
+        if len(pools) != world_size or not self.pool.load_state_dict(pools[rank], size):
             logger.warning('The pool of training pairs begins empty: the state has no such one.')
-            return
-        for key, value in pools[rank].items():
-            setattr(self.pool, key, None if value is None else value.to(self.device))
+        self.pool.to(self.device)
+
+
+def _forget_samples(path: Path, count: int) -> None:
+    """Cut what a log of recipes says of samples that a resumed run makes again."""
+    if path.exists():
+        kept = [row for row in read_rows(path) if row['sample'] < count]
+        with atomic_path(path) as temporary:
+            temporary.write_text(''.join(f'{json.dumps(row)}\n' for row in kept), encoding='utf-8')
 
 
 @MODEL_REGISTRY.register(suffix='basicsr')
@@ -173,6 +217,6 @@ class RealESRNetModel(BlindDegradation, SRModel):
     """Regression on degraded images; ``gt_usm`` says whether the target is sharpened."""
 
     def _check_options(self, opt: dict) -> None:
-        if opt.get('gt_usm') is None and opt.get('high_order_degradation', True):
+        if self._given(opt, 'gt_usm') is None and opt.get('high_order_degradation', True):
             raise ValueError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

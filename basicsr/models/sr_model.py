@@ -4,9 +4,8 @@ import inspect
 import logging
 import math
 import os
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from basicsr.archs import build_network
 from basicsr.data import shard
 from basicsr.data.data_util import image_name
 from basicsr.losses import build_loss
+from basicsr.losses.gan_loss import GANLoss
 from basicsr.metrics import calculate_metric
 from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info
 from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
+from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
 
@@ -60,6 +61,7 @@ class SRModel(BaseModel):
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
         self.image_results: dict[str, dict[str, float]] = {}
         self.panels: list[dict[str, Any]] = []
+        self._gpu = torch.cuda.current_device() if self.device.type == 'cuda' else None
         if self.is_train:
             self.init_training_settings()
 
@@ -127,6 +129,11 @@ class SRModel(BaseModel):
             if name in _OWN_LOSSES:
                 raise ValueError(f"train.losses: '{name}' is another loss; give a new name.")
             self.cri_others[name] = build_loss(options).to(self.device)
+            if isinstance(self.cri_others[name], GANLoss):
+                raise ValueError(
+                    'train.losses: an adversarial loss has its own place, train.gan_opt, in the '
+                    'options of an adversarial model.'
+                )
         if self.needs_fidelity_loss and not (
             self.cri_pix or self.cri_perceptual or self.cri_others
         ):
@@ -266,18 +273,9 @@ class SRModel(BaseModel):
         self._initialize_best_metric_results(dataset_name)
         self.panels = []
 
-        scores, running = [], deque()
-
-        def collect() -> None:
-            index, name, task = running.popleft()
-            images, values = task.result()
-            scores.append((index, name, values))
-            if len(self.panels) < val_opt.get('log_images', 0):
-                self.panels.append({'name': name, **images, 'metrics': values})
-
         hide_bar = rank > 0 or not val_opt.get('pbar', False)
-        threads = min(4, os.cpu_count() or 1)
-        with ThreadPoolExecutor(threads) as pool:
+
+        def restored() -> Iterator[tuple[int, str, Mapping[str, Tensor], str | None]]:
             for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
                 name = image_name(data['lq_path'][0], dataset_opt)
                 path = self._image_path(dataset_name, name, current_iter) if save_img else None
@@ -285,27 +283,33 @@ class SRModel(BaseModel):
                     del self.gt  # whatever feed_data a subclass has, no other GT is scored
                 self.feed_data(data)
                 restore()
-                task = pool.submit(self._finish_image, self.get_current_visuals(), name, path)
-                running.append((rank + position * world_size, name, task))
+                visuals = self.get_current_visuals()
                 # Nothing of this image stays on the device while the next one is restored.
                 del self.lq, self.output
-                if len(running) > threads:
-                    collect()
-            while running:
-                collect()
+                yield rank + position * world_size, name, visuals, path
+
+        scores = []
+        threads = min(4, os.cpu_count() or 1)
+        for index, name, images, values in map_in_order(self._finish_image, restored(), threads):
+            scores.append((index, name, values))
+            if len(self.panels) < val_opt.get('log_images', 0):
+                self.panels.append({'name': name, **images, 'metrics': values})
 
         scores = sorted(gather_lists(scores))
         self.image_results = {name: values for _, name, values in scores}
         self._finish_validation([v for _, _, v in scores], dataset_name, current_iter, tb_logger)
 
     def _finish_image(
-        self, visuals: Mapping[str, Tensor], name: str, path: str | None
-    ) -> tuple[dict[str, Any], dict[str, float]]:
+        self, result: tuple[int, str, Mapping[str, Tensor], str | None]
+    ) -> tuple[int, str, dict[str, Any], dict[str, float]]:
         """Turn the tensors of one result into images, write and score them; runs in a thread."""
+        index, name, visuals, path = result
+        if self.device.type == 'cuda':  # a thread begins with the first GPU
+            torch.cuda.set_device(self._gpu)
         images = {key: tensor2img([value]) for key, value in visuals.items()}
         if path is not None:
             imwrite(images['result'], path)
-        return images, self.score_images(images, name)
+        return index, name, images, self.score_images(images, name)
 
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
@@ -331,6 +335,9 @@ class SRModel(BaseModel):
                 values[metric] = float(calculate_metric(data, options))
             except (AssertionError, TypeError, ValueError) as error:
                 raise ValueError(f'metric {metric} of image {name}: {error}') from error
+            except Exception as error:
+                error.add_note(f'while computing the metric {metric} of image {name}')
+                raise
             if math.isnan(values[metric]):
                 logger.warning('Metric %s of image %s is NaN.', metric, name)
         return values

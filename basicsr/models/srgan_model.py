@@ -6,6 +6,7 @@ Locally Discriminative Learning Approach to Realistic Image Super-Resolution (LD
 Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
 """
 
+import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from torch import Tensor
 from basicsr.archs import build_network
 from basicsr.losses import build_loss
 from basicsr.losses.loss_util import get_refined_artifact_map
-from basicsr.utils.dist_util import gather_lists, get_dist_info
+from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .sr_model import SRModel
@@ -41,6 +42,15 @@ class SRGANModel(SRModel):
     def init_training_settings(self) -> None:
         if not self.opt.get('network_d'):
             raise ValueError('network_d: required by adversarial training, and not given.')
+        made, judged = (
+            self.opt['network_g'].get('num_out_ch'),
+            self.opt['network_d'].get('num_in_ch'),
+        )
+        if made is not None and judged is not None and made != judged:
+            raise ValueError(
+                f'network_d.num_in_ch is {judged}, but network_g makes images of {made} channels '
+                '(num_out_ch): make the two equal.'
+            )
         self.net_d = self.model_to_device(build_network(self.opt['network_d']))
         self.print_network(self.net_d)
         self._load_pretrained(self.net_d, 'd', self.opt['path'].get('param_key_d', 'params'))
@@ -48,8 +58,12 @@ class SRGANModel(SRModel):
         self.net_d.train()
         self.net_d_iters = self.opt['train'].get('net_d_iters', 1)
         self.net_d_init_iters = self.opt['train'].get('net_d_init_iters', 0)
-        if self.net_d_iters < 1:
-            raise ValueError(f'train.net_d_iters must be at least 1, got {self.net_d_iters}.')
+        for name, lowest in (('net_d_iters', 1), ('net_d_init_iters', 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < lowest:
+                raise ValueError(
+                    f'train.{name} must be a whole number, at least {lowest}, got {value!r}.'
+                )
         self.g_losses: OrderedDict[str, Any] = OrderedDict()
         super().init_training_settings()
 
@@ -70,6 +84,11 @@ class SRGANModel(SRModel):
         if not train_opt.get('gan_opt'):
             raise ValueError('train.gan_opt: required by adversarial training, and not given.')
         self.cri_gan = build_loss(train_opt['gan_opt']).to(self.device)
+        if 'target_is_real' not in inspect.signature(self.cri_gan.forward).parameters:
+            raise ValueError(
+                f'train.gan_opt: {type(self.cri_gan).__name__} is no adversarial loss, such as '
+                'GANLoss.'
+            )
         self.cri_ldl = None
         if train_opt.get('ldl_opt'):
             if self.ema_decay == 0:
@@ -147,7 +166,7 @@ class SRGANModel(SRModel):
     def extra_state(self) -> dict[str, Any]:
         """The generator's last losses, of all ranks: the log shows them until it is trained."""
         own = {name: float(value) for name, value in self.g_losses.items()}
-        return {**super().extra_state(), 'g_losses': gather_lists([own])}
+        return {**super().extra_state(), 'g_losses': gather_on_master(own)}
 
     def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
         super().load_extra_state(resume_state)

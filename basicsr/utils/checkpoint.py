@@ -50,7 +50,11 @@ class BackgroundSaver:
             OSError: An earlier file could not be written.
         """
         self._finish(self._MOST_PENDING - 1)
-        self._pending.append(self._pool.submit(self._write, _copy_to_cpu(content), path))
+        self._pending.append(self._pool.submit(self._write, copy_to_cpu(content), path))
+
+    def check(self) -> None:
+        """Raise the error of a file that could not be written, without waiting for others."""
+        self._finish(self._MOST_PENDING)
 
     def close(self) -> None:
         """Wait until all is written; errors as for ``save``."""
@@ -62,8 +66,9 @@ class BackgroundSaver:
             return
         try:
             save_checkpoint(content, path)
-        except BaseException:
+        except BaseException as error:
             self._failed = True
+            logger.error('%s', error)  # at once, since nobody may ask for the result any more
             raise
 
     def _finish(self, most_pending: int) -> None:
@@ -72,16 +77,17 @@ class BackgroundSaver:
             self._pending.popleft().result()
 
 
-def _copy_to_cpu(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples, with all tensors in main memory."""
     if isinstance(value, Tensor):
         return value.detach().to('cpu', copy=True)
     if isinstance(value, dict):
         result = copy(value)  # of the same class: a Counter stays one
         for key, item in value.items():
-            result[key] = _copy_to_cpu(item)
+            result[key] = copy_to_cpu(item)
         return result
     if isinstance(value, list | tuple):
-        return type(value)(map(_copy_to_cpu, value))
+        return type(value)(map(copy_to_cpu, value))
     return deepcopy(value)
 
 

@@ -122,6 +122,16 @@ def from_master(value: Any) -> Any:
     return values[0]
 
 
+def gather_on_master(value: Any) -> list:
+    """The values of all ranks on rank 0; on the others an empty list."""
+    rank, world_size = get_dist_info()
+    if world_size == 1:
+        return [value]
+    values: list[Any] | None = [None] * world_size if rank == 0 else None
+    dist.gather_object(value, values)
+    return values or []
+
+
 def gather_lists(items: list) -> list:
     """The lists of all ranks, one after the other, on every rank."""
     world_size = get_dist_info()[1]

@@ -105,7 +105,10 @@ def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
     ):
         for tag in tags:
             axis.plot(*zip(*curves[tag], strict=True), marker='.', label=tag.split('/')[1])
-        axis.set(xlabel='iteration', title=title, yscale='log' if title == 'loss' else 'linear')
+        # Some adversarial losses are negative, and would vanish from a logarithmic axis.
+        is_positive = all(value > 0 for tag in tags for _, value in curves[tag])
+        scale = 'log' if title == 'loss' and is_positive else 'linear'
+        axis.set(xlabel='iteration', title=title, yscale=scale)
         axis.grid(alpha=0.3)
         axis.legend()
     _write(figure, path)

@@ -16,6 +16,7 @@ from .misc import atomic_path
 from .parallel import map_in_order
 from .text import some
 
+_LONGEST_KEY = 511  # bytes, by LMDB
 _MOST_PENDING_BYTES = 2**28  # committed earlier than the batch is full
 
 Shape = tuple[int, int, int]
@@ -75,6 +76,11 @@ def make_lmdb_from_imgs(
     if len(set(keys)) < len(keys):
         repeated = sorted(key for key, count in Counter(keys).items() if count > 1)
         raise ValueError(f'each image needs a key of its own, got twice: {some(repeated, 3)}.')
+    for path, key in zip(img_path_list, keys, strict=True):
+        if not 0 < len(key.encode('utf-8', 'replace')) <= _LONGEST_KEY:
+            raise ValueError(
+                f"{path}: its key '{key}' must have 1 to {_LONGEST_KEY} bytes: rename the file."
+            )
     growing = map_size is None
     maker = LmdbMaker(lmdb_path, map_size or 2**26, batch, compress_level, growing, resume)
     try:
@@ -86,7 +92,9 @@ def make_lmdb_from_imgs(
         threads = n_thread if multiprocessing_read else 1
         images = map_in_order(lambda item: read_img_worker(*item, compress_level), missing, threads)
         done = len(keys) - len(missing)
-        for key, data, shape in tqdm(images, initial=done, total=len(keys), unit='image'):
+        for key, data, shape in tqdm(
+            images, initial=done, total=len(keys), unit='image', disable=None
+        ):
             maker.put(data, key, shape)
         maker.shapes = {key: maker.shapes[key] for key in keys}
     except BaseException:
@@ -189,5 +197,7 @@ class LmdbMaker:
 
 def _shape_of_png(data: bytes | memoryview) -> Shape:
     """Height, width and channels, from the header; OpenCV writes no palettes."""
+    if data[:8] != b'\x89PNG\r\n\x1a\n':
+        raise ValueError('the database holds other than PNG images: replace it.')
     width, height = struct.unpack('>II', data[16:24])
     return height, width, {0: 1, 2: 3, 6: 4}[data[25]]

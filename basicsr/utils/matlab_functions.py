@@ -121,7 +121,9 @@ def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
             size, size // scale, 1 / scale, 'cubic', 4, antialiasing=True
         )
         taps = (taps - before).clamp(0, size - 1)
-        sums = sum(w * lines[..., i] for w, i in zip(weights.T.numpy(), taps.T, strict=True))
+        sums = sum(
+            w * lines[..., i] for w, i in zip(weights.T.numpy(), taps.T.numpy(), strict=True)
+        )
         rounded = np.clip(np.floor(sums + 0.5), 0, white).astype(img.dtype)
         img = np.moveaxis(rounded, -1, axis)
     return np.ascontiguousarray(img)

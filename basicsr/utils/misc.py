@@ -156,7 +156,8 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
         OSError: The file could not be written; says where and how much space is free.
     """
     path = Path(path)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    writer = f'{os.getpid()}-{threading.get_ident()}'
+    temporary = path.with_name(f'.{path.name}.{writer}.tmp')
     try:
         yield temporary
         if durable:

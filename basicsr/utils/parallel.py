@@ -55,7 +55,7 @@ def for_each_file(
                 raise
             raise ValueError(f'{path}: {error}') from error
 
-    return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image')
+    return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image', disable=None)
 
 
 def run_script(
@@ -74,6 +74,10 @@ def run_script(
     if resumable:
         existing.add_argument('--resume', action='store_true', help='keep what exists and go on')
     args = parser.parse_args()
+    if args.workers < 1:
+        parser.error(f'--workers must be at least 1, got {args.workers}.')
+    if not 0 <= getattr(args, 'compression_level', 0) <= 9:
+        parser.error(f'--compression-level must be from 0 to 9, got {args.compression_level}.')
     try:
         return main(args)
     except (ImportError, OSError, ValueError) as error:

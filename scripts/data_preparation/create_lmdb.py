@@ -31,13 +31,16 @@ def main(args: argparse.Namespace) -> str:
     keys = [Path(n).with_suffix('').as_posix().removesuffix(args.cut_suffix) for n in names]
     if output.exists() and not (args.resume or args.overwrite):
         raise FileExistsError(f'{output} exists: add --resume to go on or --overwrite.')
-    if output.exists() and args.overwrite:
-        if not (output / 'data.mdb').is_file():
-            raise FileExistsError(f'{output} is no LMDB: choose another name.')
-        shutil.rmtree(output)
+    replaced = output.exists() and args.overwrite
+    if replaced and not (output / 'data.mdb').is_file():
+        raise FileExistsError(f'{output} is no LMDB: choose another name.')
+    # The old one stays until the new one is whole.
+    target = output.with_name(f'.{output.name}.new.lmdb') if replaced else output
+    if replaced:
+        shutil.rmtree(target, ignore_errors=True)
     make_lmdb_from_imgs(
         source,
-        output,
+        target,
         names,
         keys,
         batch=100,  # no more is lost by a kill
@@ -46,6 +49,9 @@ def main(args: argparse.Namespace) -> str:
         n_thread=args.workers,
         resume=args.resume,
     )
+    if replaced:
+        shutil.rmtree(output)
+        target.rename(output)
     return f'{len(keys)} images of {source} are in {output}.'
 
 

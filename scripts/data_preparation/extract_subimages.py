@@ -23,23 +23,24 @@ def starts(length: int, args: argparse.Namespace) -> list[int]:
     return positions
 
 
-def cut(path: Path, target: Path, args: argparse.Namespace) -> int:
-    """Write the sub-images ``<target>_s001…`` that are not there yet; returns how many it has."""
+def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
+    """Write the sub-images ``<target>_s001…``, with --resume those not there yet; returns all."""
     img = imfrombytes(path.read_bytes(), 'unchanged')
     (height, width), size = img.shape[:2], args.crop_size
     if min(height, width) < size:
         reason = f'{width} x {height} pixels are too few for --crop-size {size}'
         tqdm.write(f'{path} is left out: {reason}.', file=sys.stderr)
-        return 0
+        return []
     png = (cv2.IMWRITE_PNG_COMPRESSION, args.compression_level)
     jpeg = (cv2.IMWRITE_JPEG_QUALITY, 100)  # the second compression should lose nothing visible
     params = {'.png': png, '.jpg': jpeg, '.jpeg': jpeg}.get(path.suffix.lower())
     corners = [(y, x) for y in starts(height, args) for x in starts(width, args)]
-    for number, (y, x) in enumerate(corners, 1):
-        part = target.with_name(f'{target.name}_s{number:03d}{path.suffix}')
-        if not part.exists():
+    names = [f'{target.name}_s{number:03d}{path.suffix}' for number in range(1, len(corners) + 1)]
+    parts = [target.with_name(name) for name in names]
+    for part, (y, x) in zip(parts, corners, strict=True):
+        if not (args.resume and part.exists()):
             imwrite(img[y : y + size, x : x + size], part, params)
-    return len(corners)
+    return parts
 
 
 def main(args: argparse.Namespace) -> str:
@@ -49,8 +50,8 @@ def main(args: argparse.Namespace) -> str:
     names = [re.sub('x[2348]$', '', str(p.relative_to(source).with_suffix(''))) for p in paths]
     if not paths:
         raise FileNotFoundError(f'{source} holds no images.')
-    if args.crop_size < 1 or args.step < 1:
-        raise ValueError('--crop-size and --step must be at least 1.')
+    if args.crop_size < 1 or args.step < 1 or args.thresh_size < 0:
+        raise ValueError('--crop-size and --step must be at least 1, --thresh-size 0.')
     target_of = {path: output / name for path, name in zip(paths, names, strict=True)}
     if len(set(names)) < len(names):
         raise ValueError('Two images differ in x2, x3, x4, x8 or the extension alone: rename one.')
@@ -60,13 +61,14 @@ def main(args: argparse.Namespace) -> str:
     existing = [output / n for n in parts if re.sub(r'_s\d{3,}\.\w+$', '', n) in stems]
     if existing and not (args.resume or args.overwrite):
         raise FileExistsError(f'{existing[0]} exists: add --resume to go on or --overwrite.')
-    for path in existing if args.overwrite else []:  # with other sizes, not all would be replaced
-        path.unlink()
-    counts = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
-    small = counts.count(0)
+    parts_of = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
+    small = parts_of.count([])
     if small == len(paths):
         raise ValueError(f'all {small} images are smaller than --crop-size {args.crop_size}.')
-    result = f'{sum(counts)} sub-images of {len(paths) - small} images are in {output}.'
+    written = {part for parts in parts_of for part in parts}
+    for path in set(existing) - written if args.overwrite else []:  # of an earlier, finer cutting
+        path.unlink()
+    result = f'{len(written)} sub-images of {len(paths) - small} images are in {output}.'
     return result + (f' Left out as too small: {small} images.' if small else '')
 
 

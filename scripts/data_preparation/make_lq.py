@@ -48,7 +48,9 @@ def main(args: argparse.Namespace) -> str:
     missing = [p for p in paths if not kept.issuperset(f / f'{p.stem}.png' for f in folders)]
     for _ in for_each_file(lambda p: make_pair(p, folders, args.scale), missing, args.workers):
         pass
-    return f'{len(paths)} images of {source}, reduced to 1/{args.scale}, are in {folders[0]}.'
+    there = f' ({len(paths) - len(missing)} were there already)' if args.resume else ''
+    places = ' and their GT in '.join(map(str, folders))
+    return f'{len(paths)} images of {source}, reduced to 1/{args.scale}, are in {places}{there}.'
 
 
 if __name__ == '__main__':

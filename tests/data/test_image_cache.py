@@ -311,6 +311,33 @@ def test_caches_can_be_listed_and_cleared(cache, tmp_path):
     assert json.dumps(list_caches(tmp_path / 'nothing')) == '[]'
 
 
+@pytest.mark.parametrize('content', [b'', b'[]', b'\xff\xfe', b'{"kind": "color"}'])
+def test_a_cache_that_does_not_say_what_it_is_is_no_obstacle(cache, tmp_path, content):
+    """A power cut may leave an empty file."""
+    cache.put(0, STAMP, image(0))
+    (cache.folder / 'about.json').write_bytes(content)
+    assert [found['kind'] for found in list_caches(tmp_path)] == ['unknown']
+    again = ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
+    assert np.array_equal(again.get(0, STAMP), image(0))
+    (cache.folder / 'about.json').write_bytes(content)
+    assert clear_caches(tmp_path) > 0 and list_caches(tmp_path) == []
+
+
+def test_names_may_be_of_any_bytes(tmp_path):
+    name = os.fsdecode(b'/data/\xff\xfe.png')
+    cache = ImageCache(tmp_path, [name])
+    cache.put(0, STAMP, image(0))
+    assert np.array_equal(ImageCache(tmp_path, [name]).get(0, STAMP), image(0))
+
+
+@pytest.mark.parametrize('option', ['', 'none', 'On', 'False'])
+def test_a_word_that_is_meant_otherwise_is_no_folder(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match='it must be auto, off, or a folder'):
+        open_cache(option, ['/data/a.png'], 'color', 'x')
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_cache_that_is_cleared_during_a_run_is_no_obstacle(cache, tmp_path, caplog):
     cache.put(0, STAMP, image(0))
     clear_caches(tmp_path)

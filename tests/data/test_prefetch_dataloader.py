@@ -200,10 +200,15 @@ def test_images_become_floats_late_with_the_same_bits():
     assert batch['lq'] is image and image.dtype == torch.uint8
 
 
-def test_only_plain_8_bit_colours_may_stay_bytes():
+def test_a_batch_of_bytes_takes_no_image_of_16_bits():
+    """Stacked with bytes, its values would be those of another range."""
+    with pytest.raises(ValueError, match='uint8_batch is for images of 8 bits, and one has uint16'):
+        image_tensor(np.zeros((4, 4, 3), np.uint16), keep_uint8=True)
+
+
+def test_only_plain_colours_may_stay_bytes():
     levels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     for img, color, mean in (
-        (levels.astype(np.uint16), None, None),
         (levels, 'y', None),
         (levels, None, [0.5] * 3),
     ):

@@ -205,11 +205,14 @@ def test_folders_have_their_weights_in_an_epoch(images, weights, length):
         assert max(images_of_it) <= math.ceil(weight) and min(images_of_it) >= math.floor(weight)
 
 
-def test_no_image_is_left_out_by_a_fraction(images):
-    images(*[(24, 24)] * 5)
-    counts = seen(build(root_weights=[0.4]), 60)
-    assert counts.total() == 120
-    assert len(counts) == 5 and min(counts.values()) > 12  # 24 on average
+@pytest.mark.parametrize(('count', 'weight', 'length'), [(5, 0.4, 2), (3, 0.5, 2), (1, 0.3, 1)])
+def test_no_image_is_left_out_by_a_fraction(images, count, weight, length):
+    images(*[(24, 24)] * count)
+    dataset = build(root_weights=[weight])
+    counts = seen(dataset, 60)
+    assert len(dataset) == length
+    assert counts.total() == 60 * length
+    assert len(counts) == count and min(counts.values()) > 60 * length / count / 2
 
 
 def test_sub_folders_are_read_on_request(images):

@@ -10,7 +10,13 @@ from golden import recipe as inputs
 
 from basicsr.data import second_order
 from basicsr.data.degradations import add_gaussian_noise_pt, add_poisson_noise_pt
-from basicsr.data.second_order import degrade, draw_kernels, draw_recipe, draw_recipes
+from basicsr.data.second_order import (
+    check_options,
+    degrade,
+    draw_kernels,
+    draw_recipe,
+    draw_recipes,
+)
 from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.img_process_util import filter2D
 
@@ -194,7 +200,36 @@ def test_the_largest_kernel_size_is_honoured():
 @pytest.mark.parametrize('size', [5, 20])
 def test_a_kernel_size_that_cannot_be_is_an_error(size):
     with pytest.raises(ValueError, match=f'blur_kernel_size2 is {size}'):
-        draw_kernels(KERNEL_OPT | {'blur_kernel_size2': size})
+        check_options(KERNEL_OPT | {'blur_kernel_size2': size}, 'kernels')
+
+
+@pytest.mark.parametrize(
+    ('part', 'change', 'message'),
+    [
+        ('kernels', {'kernel_list2': ['iso', 'anisoo']}, "kernel_list2 names 'anisoo'; did you"),
+        ('kernels', {'kernel_prob': [0.5]}, r'kernel_prob is \[0.5\]; it must be 2 weights'),
+        ('kernels', {'sinc_prob2': 1.5}, 'sinc_prob2 is 1.5; a probability'),
+        ('kernels', {'blur_sigma': [3, 0.2]}, r'blur_sigma is \[3, 0.2\]'),
+        ('kernels', {'betag_range': [2, 4]}, r'betag_range is \[2, 4\]; it must hold 1'),
+        ('recipes', {'jpeg_range2': [50, 150]}, r'jpeg_range2 is \[50, 150\]'),
+        ('recipes', {'resize_prob': [0.5, 0.5]}, 'it must be 3 weights'),
+        ('recipes', {'resize_prob2': [0, 0, 0]}, 'not all of them 0'),
+        ('recipes', {'second_blur_prob': -0.1}, 'second_blur_prob is -0.1'),
+        ('recipes', {'poisson_scale_range': [1]}, r'must be \[lowest, highest\]'),
+    ],
+)
+def test_options_that_would_fail_at_some_sample_are_refused_at_once(part, change, message):
+    opt = {**KERNEL_OPT, 'kernel_list': ['iso', 'aniso'], 'kernel_prob': [0.5, 0.5]}
+    opt |= {'kernel_list2': ['iso', 'aniso'], 'kernel_prob2': [0.5, 0.5], **OPT}
+    check_options(opt, 'kernels', 'recipes')
+    with pytest.raises(ValueError, match=message):
+        check_options(opt | change, part)
+
+
+@pytest.mark.parametrize('name', sorted(OPT))
+def test_every_option_of_a_recipe_is_missed_at_once(name):
+    with pytest.raises(KeyError, match=name):
+        check_options({k: v for k, v in OPT.items() if k != name}, 'recipes')
 
 
 # images

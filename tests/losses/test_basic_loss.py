@@ -256,3 +256,8 @@ def test_training_runs_with_a_local_file_and_else_ends_before_its_first_iteratio
     folder = run(train_opt(train__perceptual_opt=loss))
     steps = [row for row in rows(folder) if 'losses/l_percep' in row]
     assert len(steps) == 6 and all(row['losses/l_percep'] > 0 for row in steps)
+
+
+def test_a_perceptual_loss_of_nothing_is_refused():
+    with pytest.raises(ValueError, match='perceptual_weight or style_weight must be above 0'):
+        PerceptualLoss({'conv1_1': 1}, perceptual_weight=0, weights='random')

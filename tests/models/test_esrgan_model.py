@@ -83,3 +83,10 @@ def test_the_generator_learns_from_real_images_too(model):
         loss = gan.g_gan_loss(net_d).item()
         gan.gt = torch.rand_like(gan.gt) * 0.1
         assert gan.g_gan_loss(net_d).item() != loss
+
+
+def test_a_hinge_loss_whose_terms_would_cancel_is_refused(train_opt):
+    opt = adversarial(train_opt(), 'ESRGANModel') | {'dist': False, 'is_train': True}
+    opt['train']['gan_opt']['gan_type'] = 'hinge'
+    with pytest.raises(ValueError, match='two relativistic terms cancel'):
+        build_model(opt)

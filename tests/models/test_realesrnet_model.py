@@ -197,6 +197,19 @@ def test_a_full_pool_mixes_batches():
     assert mixed > 80
 
 
+def test_a_pool_is_saved_as_bytes_where_that_is_exact_and_comes_back_with_its_bits():
+    levels = torch.arange(256).float().view(2, 2, 8, 8) / 255
+    pool = TrainingPairPool(2)
+    pool.exchange(levels, levels.sqrt())
+    state = pool.state_dict()
+    assert (state['lq'].dtype, state['gt'].dtype) == (torch.uint8, torch.float32)
+    other = TrainingPairPool(2)
+    assert other.load_state_dict(state, gt_size=8)
+    assert torch.equal(other.lq, levels) and torch.equal(other.gt, levels.sqrt())
+    assert not TrainingPairPool(1).load_state_dict(state, gt_size=8), 'it holds less'
+    assert not TrainingPairPool(2).load_state_dict(state, gt_size=16), 'other patches'
+
+
 def test_what_a_pool_holds_is_not_changed_from_outside():
     pool, (lq, gt) = TrainingPairPool(4), numbered(0, 2)
     lq, gt = lq.clone(), gt.clone()

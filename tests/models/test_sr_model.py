@@ -222,18 +222,18 @@ class Numbered(torch.utils.data.Dataset):
 
 def test_images_are_scored_in_threads_and_keep_their_order(model, monkeypatch):
     """Whichever is ready first, and with few of them in memory."""
-    second_scored, fifth_restored, crowded = threading.Event(), threading.Event(), []
+    second_scored, sixth_restored, crowded = threading.Event(), threading.Event(), []
     restore, restored = SRModel.test, itertools.count(1)
 
     def count(self):
-        if next(restored) == 5:
-            fifth_restored.set()
+        if next(restored) == 6:
+            sixth_restored.set()
         restore(self)
 
     def score(self, images, name):
         if name == '0000':
             assert second_scored.wait(30), 'the second image waits for the first'
-            crowded.append(fifth_restored.wait(0.2))
+            crowded.append(sixth_restored.wait(0.2))
         if name == '0001':
             second_scored.set()
         return {'psnr': float(name)}
@@ -259,6 +259,17 @@ def test_a_metric_that_fails_in_a_thread_ends_the_run_with_the_image_named(model
     monkeypatch.setattr(SRModel, 'score_images', fail)
     with pytest.raises(ValueError, match='image 0002: broken'):
         model().validation(torch.utils.data.DataLoader(Numbered(6)), 1, None)
+
+
+def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
+    def fail(data, options):
+        raise RuntimeError('out of memory')
+
+    monkeypatch.setattr('basicsr.models.sr_model.calculate_metric', fail)
+    metrics = {'niqe': {'type': 'calculate_niqe', 'crop_border': 0}}
+    with pytest.raises(RuntimeError, match='out of memory') as caught:
+        model(val__metrics=metrics).validation(torch.utils.data.DataLoader(Numbered(1)), 1, None)
+    assert caught.value.__notes__ == ['while computing the metric niqe of image 0000']
 
 
 def test_several_loader_processes_give_the_same_scores(run, train_opt):

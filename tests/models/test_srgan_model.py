@@ -137,9 +137,30 @@ def test_frozen_parameters_of_the_discriminator_are_named_and_not_trained(
     assert differences(before, weights(gan.net_d.conv0)) == []
 
 
-def test_a_generator_that_is_never_trained_is_refused(model):
-    with pytest.raises(ValueError, match=r'net_d_iters must be at least 1, got 0'):
-        model(train__net_d_iters=0)
+def test_an_adversarial_loss_among_the_others_is_refused(model):
+    losses = [{'type': 'GANLoss', 'gan_type': 'vanilla', 'name': 'other'}]
+    with pytest.raises(ValueError, match=r'its own place, train\.gan_opt'):
+        model(train__losses=losses)
+
+
+@pytest.mark.parametrize(
+    ('option', 'value'),
+    [('net_d_iters', 0), ('net_d_iters', '2'), ('net_d_iters', 1.5), ('net_d_init_iters', None)],
+)
+def test_turns_of_the_networks_are_whole_numbers(model, option, value):
+    with pytest.raises(ValueError, match=rf'train\.{option} must be a whole number'):
+        model(**{f'train__{option}': value})
+
+
+def test_networks_of_other_channels_are_refused_with_both_options(model):
+    net = {'type': 'UNetDiscriminatorSN', 'num_in_ch': 1, 'num_feat': 4}
+    with pytest.raises(ValueError, match=r'network_d\.num_in_ch is 1, .* 3 channels'):
+        model(network_d=net, network_g__num_out_ch=3)
+
+
+def test_a_loss_that_is_not_adversarial_is_refused(model):
+    with pytest.raises(ValueError, match=r'train\.gan_opt: L1Loss is no adversarial loss'):
+        model(train__gan_opt={'type': 'L1Loss'})
 
 
 @pytest.mark.parametrize(

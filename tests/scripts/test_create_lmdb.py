@@ -159,6 +159,16 @@ def test_a_database_is_replaced_on_demand_only(command, write, tmp_path):
     command('create_lmdb', *args, '--overwrite')
     assert paths_from_lmdb(tmp_path / 'x.lmdb') == ['b']
 
+    good, damaged = (tmp_path / 'in' / 'b.png').read_bytes(), tmp_path / 'in' / 'c.png'
+    damaged.write_bytes(good[:40])
+    with pytest.raises(SystemExit, match='cannot decode'):
+        command('create_lmdb', *args, '--overwrite')
+    assert paths_from_lmdb(tmp_path / 'x.lmdb') == ['b'], 'the old one stays'
+    damaged.write_bytes(good)
+    command('create_lmdb', *args, '--overwrite')
+    assert paths_from_lmdb(tmp_path / 'x.lmdb') == ['b', 'c']
+    assert sorted(p.name for p in tmp_path.glob('*.lmdb')) == ['x.lmdb']
+
     (tmp_path / 'precious.lmdb').mkdir()
     with pytest.raises(SystemExit, match=r'precious.lmdb is no LMDB'):
         command('create_lmdb', *options(tmp_path / 'in', tmp_path / 'precious.lmdb', '--overwrite'))

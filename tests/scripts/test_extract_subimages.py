@@ -143,6 +143,10 @@ def test_existing_sub_images_are_refused_kept_or_replaced(command, write, conten
     assert command('extract_subimages', *args, '--resume').startswith('18 sub-images of 2 images')
     assert contents(tmp_path / 'out') == whole | {kept.name: b'kept'}
 
+    for mistake in (('--workers', '0'), ('--crop-size', '99'), ('--compression-level', '11')):
+        with pytest.raises(SystemExit):
+            command('extract_subimages', *args, '--overwrite', *mistake)
+    assert contents(tmp_path / 'out') == whole | {kept.name: b'kept'}, 'nothing is lost by mistakes'
     command('extract_subimages', *args, '--overwrite')
     assert contents(tmp_path / 'out') == whole
     command('extract_subimages', *options(tmp_path / 'in', tmp_path / 'out', 16), '--overwrite')

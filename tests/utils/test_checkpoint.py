@@ -2,6 +2,7 @@ import errno
 import os
 import pickle
 import threading
+import time
 from collections import Counter, OrderedDict
 from contextlib import suppress
 
@@ -160,6 +161,17 @@ def test_in_the_background_an_error_is_raised_by_the_next_call_and_nothing_follo
     with suppress(OSError):
         saver.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_in_the_background_a_failed_write_is_said_at_once_and_raised_when_asked(tmp_path, caplog):
+    saver = BackgroundSaver()
+    saver.check()
+    saver.save({}, tmp_path / 'none' / 'net_g_4.pth')
+    with pytest.raises(OSError, match='cannot write'):
+        for _ in range(1000):
+            saver.check()
+            time.sleep(0.01)
+    assert 'net_g_4.pth' in caplog.text
 
 
 # ---------------------------------------------------------------------------- reading

@@ -11,6 +11,7 @@ from basicsr.utils.matlab_functions import (
     calculate_weights_indices,
     cubic,
     imresize,
+    reduce_image,
     rgb2ycbcr,
 )
 
@@ -120,3 +121,10 @@ def test_wrong_arguments_are_refused():
 
 def test_the_luma_functions_keep_their_old_import_path():
     assert (bgr2ycbcr, rgb2ycbcr) == (color_util.bgr2ycbcr, color_util.rgb2ycbcr)
+
+
+@pytest.mark.parametrize('shape', [(2, 8, 3), (8, 2, 3), (2, 2, 3), (2, 2)])
+def test_an_axis_may_be_reduced_to_one_pixel(shape):
+    img = np.full(shape, 7, np.uint8)
+    out = reduce_image(img, 2)
+    assert out.shape == (shape[0] // 2, shape[1] // 2, *shape[2:]) and (out == 7).all()

@@ -2,6 +2,8 @@ import os
 import random
 import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from basicsr.utils.misc import (
+    atomic_path,
     check_resume,
     get_time_str,
     make_exp_dirs,
@@ -264,3 +267,17 @@ def test_the_first_interrupt_waits_and_the_second_does_not():
             assert not interrupt.is_set()
     finally:
         signal.signal(signal.SIGINT, inherited)
+
+
+def test_threads_may_write_one_file_at_once(tmp_path):
+    """The last one wins, and no reader sees anything half written."""
+    path, together = tmp_path / 'x.txt', threading.Barrier(2)
+
+    def write(text):
+        with atomic_path(path, durable=False) as temporary:
+            temporary.write_text(text)
+            together.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, ('a' * 1000, 'b' * 1000)))
+    assert set(path.read_text()) in ({'a'}, {'b'}) and os.listdir(tmp_path) == ['x.txt']
