@@ -12,14 +12,15 @@ if __name__ == '__main__':  # Python put basicsr/ itself on the path; the packag
 import datetime
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
+from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from basicsr.data import build_dataloader, build_dataset, gpus_per_process
-from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
+from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
@@ -58,6 +59,8 @@ def train_pipeline(root_path: str | Path) -> None:
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt)
     start_iter = resume_state['iter'] if resume_state else 0
+    batch_size = samples_per_iteration(opt)
+    start = samples_before(resume_state, batch_size)
     train_loader, sampler, val_loaders, _, total_iter = create_train_val_dataloader(
         opt, logger, resume_state
     )
@@ -83,8 +86,7 @@ def train_pipeline(root_path: str | Path) -> None:
     if start_iter and is_due(start_iter):
         validate(start_iter)  # a state is saved before the validation of its iteration
 
-    batch_size = train_loader.batch_sampler.batch_size * opt['world_size']
-    model.samples_seen = train_loader.batch_sampler.start
+    model.samples_seen = start
     model.saver = BackgroundSaver()
     save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
     log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
@@ -187,17 +189,18 @@ def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
 
 def create_train_val_dataloader(
     opt: dict, logger: Any, resume_state: dict | None = None
-) -> tuple[Any, EnlargedSampler, list, int, int]:
+) -> tuple[Any, Any, list, int, int]:
     """Build the loaders.
 
     Returns:
-        The endless training loader, its sampler, the validation loaders, and how many epochs and
-        iterations the run has.
+        The endless training loader, its sampler (of an IterableDataset, the stream of its samples),
+        the validation loaders, and how many epochs and iterations the run has.
     """
     total_iter, total_epochs = opt['train']['total_iter'], 0
-    train_loader, sampler, val_loaders = None, None, []
+    train_loader, val_loaders = None, []
+    sampler: Any = None
     for dataset_opt in opt['datasets'].values():
-        dataset = build_dataset(dataset_opt)
+        dataset: Any = build_dataset(dataset_opt)
         if dataset_opt['phase'] == 'val':
             if opt['val'] is None:
                 logger.warning('%s is not used: there is no val section.', dataset_opt['name'])
@@ -205,22 +208,25 @@ def create_train_val_dataloader(
             val_loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
             logger.info('Number of val images in %s: %d', dataset_opt['name'], len(dataset))
             continue
-        ratio, per_gpu = dataset_opt['dataset_enlarge_ratio'], dataset_opt['batch_size_per_gpu']
-        batch_size = per_gpu * gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
-        start = (
-            resume_state.get('samples', resume_state['iter'] * batch_size) if resume_state else 0
-        )
-        seed = opt['manual_seed']
-        sampler = EnlargedSampler(dataset, opt['world_size'], opt['rank'], ratio, seed)
+        batch_size, seed = samples_per_iteration(opt), opt['manual_seed']
+        start = samples_before(resume_state, batch_size)
+        is_stream = isinstance(dataset, IterableDataset)
+        if is_stream and dataset_opt['sampler']:
+            raise ValueError('datasets.train.sampler: an IterableDataset has its own order.')
+        if not is_stream:
+            sampler = build_sampler(dataset, dataset_opt, opt['world_size'], opt['rank'], seed)
         train_loader = build_dataloader(
             dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start
         )
+        if is_stream:
+            sampler = train_loader.dataset
         total_epochs = math.ceil(total_iter * batch_size / sampler.total_size)
+        number = len(dataset) if isinstance(dataset, Sized) else 'unknown'
         logger.info(
             'Training statistics:'
-            f'\n\tNumber of train images: {len(dataset)}'
-            f'\n\tDataset enlarge ratio: {ratio}'
-            f'\n\tBatch size per gpu: {per_gpu}'
+            f'\n\tNumber of train images: {number}'
+            f'\n\tDataset enlarge ratio: {dataset_opt["dataset_enlarge_ratio"]}'
+            f'\n\tBatch size per gpu: {dataset_opt["batch_size_per_gpu"]}'
             f'\n\tWorld size (gpu number): {opt["world_size"]}'
             f'\n\tSamples per iteration: {batch_size}'
             f'\n\tRequire iter number per epoch: {sampler.total_size / batch_size:.1f}'
@@ -229,6 +235,19 @@ def create_train_val_dataloader(
     if train_loader is None or sampler is None:
         raise ValueError('datasets has no train section: there is nothing to train on.')
     return train_loader, sampler, val_loaders, total_epochs, total_iter
+
+
+def samples_per_iteration(opt: dict) -> int:
+    """Samples that all processes together take in one step."""
+    per_gpu = opt['datasets']['train']['batch_size_per_gpu']
+    return per_gpu * gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
+
+
+def samples_before(resume_state: dict | None, batch_size: int) -> int:
+    """Samples that the run has seen before it goes on."""
+    if resume_state is None:
+        return 0
+    return resume_state.get('samples', resume_state['iter'] * batch_size)
 
 
 def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:

@@ -11,8 +11,8 @@ if __name__ == '__main__':  # use the checkout that this script is part of
 
 from basicsr.cli import run
 from basicsr.data import build_dataloader, build_dataset
-from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.realesrgan_dataset import RealESRGANDataset
+from basicsr.data.samplers import build_sampler
 from basicsr.utils.figures import write_contact_sheet, write_histograms
 from basicsr.utils.img_util import tensor2img
 from basicsr.utils.misc import atomic_path
@@ -90,7 +90,7 @@ def load_training_set(opt: dict, start: int) -> tuple[RealESRGANDataset, Any]:
     alone = {'batch_size_per_gpu': 1, 'num_worker_per_gpu': 0, 'prefetch_mode': None}
     dataset_opt = dataset_opt | alone | {'degrade_on': 'worker', 'cache': 'off'}
     dataset, seed = build_dataset(dataset_opt), opt['manual_seed']
-    sampler = EnlargedSampler(dataset, 1, 0, dataset_opt['dataset_enlarge_ratio'], seed)
+    sampler = build_sampler(dataset, dataset_opt, seed=seed)
     return dataset, build_dataloader(dataset, dataset_opt, 0, False, sampler, seed, start)
 
 

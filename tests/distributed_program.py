@@ -1,7 +1,8 @@
 """Runs several pipelines one after another inside one process group; torchrun starts it.
 
 The argument is a JSON file: a list of {'pipeline', 'argv', 'die_after' (an iteration) or null}.
-Every rank leaves the weights that it ends with in ``rank_<rank>.pth`` of the run's folder.
+Every rank leaves the weights that it ends with in ``rank_<rank>.pth`` of the run's folder, and how
+often gradients were averaged over the ranks.
 """
 
 import json
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from basicsr.models.base_model import BaseModel
 from basicsr.models.sr_model import SRModel
@@ -23,18 +26,32 @@ class Interrupted(BaseException):
 def write_weights(model):
     nets = {name: getattr(model, name, None) for name in ('net_g', 'net_d', 'net_g_ema')}
     states = {name: model.get_bare_model(net).state_dict() for name, net in nets.items() if net}
+    states['reductions'] = model.reductions
     path = model.opt['path']['experiments_root']
     torch.save(states, Path(path) / f'rank_{model.opt["rank"]}.pth')
 
 
+def count_and_reduce(model, bucket):
+    model.reductions += 1
+    return allreduce_hook(None, bucket)
+
+
 def main(plan):
-    begin, save = BaseModel.update_learning_rate, SRModel.save
+    begin, save, move = BaseModel.update_learning_rate, SRModel.save, BaseModel.model_to_device
 
     def save_and_write(self, epoch, current_iter):
         save(self, epoch, current_iter)
         if current_iter == -1:
             write_weights(self)
 
+    def move_and_count(self, net):
+        net = move(self, net)
+        if isinstance(net, DistributedDataParallel):
+            net.register_comm_hook(self, count_and_reduce)
+        return net
+
+    BaseModel.reductions = 0
+    BaseModel.model_to_device = move_and_count
     SRModel.save = save_and_write
     for part in plan:
 

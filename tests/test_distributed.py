@@ -98,11 +98,17 @@ def test_two_processes_equal_one(run, run_program, two_val_opt, write, tmp_path,
     assert scores_two.read_text() == one_text
 
 
-def small(train_opt, model_type, name, **overrides):
+def restoring(train_opt, model_type, name, **overrides):
     """Four iterations of a model, without validation."""
-    opt = train_opt(name=name, train__total_iter=4, val=None, **overrides)
+    opt = train_opt(name=name, train__total_iter=4, val=None, model_type=model_type, **overrides)
     del opt['datasets']['val']
     opt['datasets']['train']['dataset_enlarge_ratio'] = 2  # as many samples for one rank as for two
+    return opt
+
+
+def small(train_opt, model_type, name, **overrides):
+    """The same of an adversarial or blind one."""
+    opt = restoring(train_opt, model_type, name, **overrides)
     if model_type.startswith('RealESR'):
         pool = {'share_degradation': True, 'queue_size': 3} if 'GAN' in model_type else {}
         return blind(opt, model_type) | pool | {'log_recipes': True}
@@ -150,6 +156,46 @@ def test_two_processes_train_and_resume_every_model_alike(run, train_in_two, tra
     rows_of_both.sort(key=lambda row: row['sample'])
     assert rows_of_both == recipe_rows(one)
     assert [row['sample'] for row in rows_of_both] == list(range(16))
+
+
+def test_two_processes_accumulate_and_average_once_a_step(run, train_in_two, train_opt):
+    """Two parts of two ranks make the step of the whole batch; LBFGS sees the loss of all ranks."""
+    optim_g = {'type': 'LBFGS', 'lr': 0.5, 'max_iter': 3, 'line_search_fn': 'strong_wolfe'}
+    lbfgs = {'train__optim_g': optim_g, 'train__ema_decay': 0}
+    kinds = {
+        'plain': ('SRModel', {}),
+        'parts': ('SRModel', {'train__accumulate': 2, 'train__clip_grad_norm': 0.1}),
+        'lbfgs': ('SRModel', lbfgs),
+        'gan': ('SRGANModel', {}),
+        'gan_parts': ('SRGANModel', {'train__accumulate': 2}),
+    }
+    make = {'SRModel': restoring, 'SRGANModel': small}
+    batch = {'datasets__train__batch_size_per_gpu': 4}
+    folder = train_in_two(
+        *(
+            (make[kind](train_opt, kind, n, **batch, **more), None)
+            for n, (kind, more) in kinds.items()
+        )
+    )
+    reductions = {}
+    for name in kinds:
+        ranks = [
+            torch.load(folder / name / f'rank_{rank}.pth', weights_only=True) for rank in (0, 1)
+        ]
+        assert differences(*ranks) == [], name
+        reductions[name] = ranks[0]['reductions']
+    # A step of a discriminator has two backward passes.
+    assert reductions['parts'] == reductions['plain'] == 4
+    assert reductions['gan_parts'] == reductions['gan'] == 4 + 2 * 4
+
+    batch = {'datasets__train__batch_size_per_gpu': 8}
+    for name, tolerance in (('plain', 1e-6), ('parts', 1e-6), ('lbfgs', 1e-3)):
+        kind, more = kinds[name]  # a line search makes much of a rounding
+        one = run(make[kind](train_opt, kind, 'one', **batch, **{**more, 'train__accumulate': 1}))
+        ours, theirs = (checkpoint(f, 'net_g_4.pth')['params'] for f in (folder / name, one))
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
+        for ours, theirs in zip(rows(folder / name), rows(one), strict=True):
+            assert ours == pytest.approx(theirs, rel=100 * tolerance)
 
 
 def test_torchrun_alone_starts_the_training_script(

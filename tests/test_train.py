@@ -393,7 +393,7 @@ def test_options_that_cannot_mean_what_they_say_are_refused(run, train_opt, imag
         ({'datasets__train__gt_size': -4}, 'gt_size must be a number of pixels'),
         ({'datasets__train__dataroot_gt': None}, 'dataroot_gt must be a folder'),
         ({'train__optim_g': {'type': 'Adam', 'lr': -1}}, 'while building Adam from'),
-        ({'train__optim_g': {'type': 'LBFGS', 'lr': 1}}, "'LBFGS' is not in"),
+        ({'train__optim_g': {'type': 'SparseAdam', 'lr': 1}}, "'SparseAdam' is not in"),
         ({'train__scheduler': {'type': 'LRScheduler'}}, "'LRScheduler' is unknown"),
         ({'val__suffix': '../x'}, 'val.suffix: must be a plain'),
     ):

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from basicsr.utils.dist_util import get_dist_info
-from basicsr.utils.registry import DATASET_REGISTRY, plugin_modules
+from basicsr.utils.registry import DATASET_REGISTRY, import_name, plugin_modules
 from basicsr.utils.rng import seed_cpu, seeded
 
 from .data_sampler import BatchStream, NumberedSampler
 from .prefetch_dataloader import PrefetchDataLoader
+from .sample_stream import SampleStream
 
 __all__ = ['build_dataloader', 'build_dataset']
 
@@ -59,7 +60,7 @@ def build_dataloader(
     the images one by one, in order, the next ones read by a thread meanwhile.
 
     Args:
-        dataset: Any map-style dataset.
+        dataset: Any dataset; an IterableDataset in training alone, and without ``sampler``.
         dataset_opt: Its completed options.
         num_gpu: Without ``dist``, the batch of one process serves so many GPUs.
         dist: Whether each GPU has its own process.
@@ -81,14 +82,20 @@ def build_dataloader(
         seed = seed or 0
         workers *= gpus_per_process(num_gpu, dist)
         batch_size = dataset_opt['batch_size_per_gpu'] * gpus_per_process(num_gpu, dist)
-        if sampler is None:
-            sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType]
-        dataset = SeededDataset(dataset, seed)
-        if start is not None:
-            options['batch_sampler'] = BatchStream(sampler, batch_size, world_size, rank, start)
+        if isinstance(dataset, IterableDataset):
+            dataset = SampleStream(dataset, seed, batch_size, world_size, rank, start)
+            options.update(batch_size=batch_size, drop_last=True)
         else:
-            numbered = NumberedSampler(sampler, world_size, rank)
-            options.update(sampler=numbered, batch_size=batch_size, drop_last=True)
+            options |= _batching(dataset, sampler, seed, batch_size, world_size, rank, start)
+            dataset = SeededDataset(dataset, seed)
+        if dataset_opt.get('collate_fn') is not None:
+            name = dataset_opt['collate_fn']
+            options['collate_fn'] = import_name(name, 'datasets.train.collate_fn')
+    elif isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
+            f'be trained on, not used in datasets.{phase}.'
+        )
     else:
         options.update(batch_size=1, shuffle=False)
     prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') == 'cpu'
@@ -108,6 +115,24 @@ def build_dataloader(
     if prefetch:
         return PrefetchDataLoader(dataset_opt.get('num_prefetch_queue', 1), **options)
     return DataLoader(**options)
+
+
+def _batching(
+    dataset: Dataset,
+    sampler: Sampler | None,
+    seed: int,
+    batch_size: int,
+    world_size: int,
+    rank: int,
+    start: int | None,
+) -> dict[str, Any]:
+    """Arguments of the training loader that say which samples make a batch."""
+    if sampler is None:
+        sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType]
+    if start is not None:
+        return {'batch_sampler': BatchStream(sampler, batch_size, world_size, rank, start)}
+    numbered = NumberedSampler(sampler, world_size, rank)
+    return {'sampler': numbered, 'batch_size': batch_size, 'drop_last': True}
 
 
 def gpus_per_process(num_gpu: int, dist: bool) -> int:

@@ -82,7 +82,9 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
     is every ``num_replicas``-th number, and resuming needs one integer.
 
     Args:
-        sampler: One rank's sampler; ``set_epoch`` is called if it has one.
+        sampler: One rank's sampler; ``set_epoch`` is called if it has one. One with a ``stream``
+            (see ``samplers``) begins at once at any number; of others the first indices of an
+            epoch are taken and dropped.
         batch_size: Samples of a batch of this rank.
         num_replicas, rank: Number of ranks, and which this is.
         start: Samples that all ranks together have seen already.
@@ -105,9 +107,14 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         self.start = start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        position = math.ceil(self.start / self.num_replicas)
-        numbers = itertools.count(position * self.num_replicas + self.rank, self.num_replicas)
-        pairs = zip(numbers, self._indices(position), strict=False)
+        if hasattr(self.sampler, 'stream'):
+            first = self.start + self.rank
+            indices = self.sampler.stream(first, self.num_replicas)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            position = math.ceil(self.start / self.num_replicas)
+            first = position * self.num_replicas + self.rank
+            indices = self._indices(position)
+        pairs = zip(itertools.count(first, self.num_replicas), indices, strict=False)
         while True:
             yield list(itertools.islice(pairs, self.batch_size))
 

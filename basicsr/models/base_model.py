@@ -1,12 +1,11 @@
 """What every model needs: devices, processes, optimizers, the averaged copy, checkpoints."""
 
 import hashlib
-import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import lr_scheduler as torch_lr_scheduler
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import (
@@ -27,17 +25,20 @@ from basicsr.utils.checkpoint import (
     strip_wrapper_prefixes,
 )
 from basicsr.utils.dist_util import get_dist_info, master_only
-from basicsr.utils.text import did_you_mean, some
+from basicsr.utils.text import some
 
-from . import lr_scheduler
+from .optimization import build_optimizer, build_scheduler
+from .precision import Precision
+from .preparation import prepare_for_training
 
 logger = logging.getLogger(__name__)
 
 # What a resumed scheduler or parameter group must have from the state, and never from the options.
-_PROGRESS = {'last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'}
+_PROGRESS = {
+    *('last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'),
+    *('T_cur', 'T_i'),  # of CosineAnnealingWarmRestarts
+}
 _GROUP_PROGRESS = {'params', 'initial_lr', 'scheduled_lr', 'fused'}
-# Arguments of an optimizer that choose how it computes.
-_IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
 
 
 class BaseModel:
@@ -50,12 +51,15 @@ class BaseModel:
         log_dict: Scalars of the last step, as tensors on the device.
         saver: Set by the training loop, which must not wait for the disk: a BackgroundSaver through
             which checkpoints are written; None: they are written at once.
+        batch_tensors: Names of the attributes that hold a batch, which is split to accumulate
+            gradients.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
     """
 
     metric_results: dict[str, float]
+    batch_tensors: tuple[str, ...] = ('lq', 'gt')
 
     def __init__(self, opt: dict):
         self.opt = opt
@@ -66,6 +70,10 @@ class BaseModel:
         self.log_dict: Mapping[str, Any] = OrderedDict()
         self.saver: BackgroundSaver | None = None
         self.samples_seen = 0
+        self.current_iter = 0
+        train_opt = opt.get('train') or {}
+        self.precision = Precision(train_opt, self.device)
+        self.accumulate = train_opt.get('accumulate', 1)
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
@@ -127,6 +135,8 @@ class BaseModel:
     def model_to_device(self, net: nn.Module) -> nn.Module:
         """Move a network to the device and wrap it for several processes or GPUs."""
         net = net.to(self.device)
+        if self.is_train:
+            net = prepare_for_training(net, self.opt['train'], self.opt['dist'])
         if self.opt['dist'] and any(p.requires_grad for p in net.parameters()):
             return DistributedDataParallel(
                 net,
@@ -148,6 +158,94 @@ class BaseModel:
         if isinstance(net, DataParallel | DistributedDataParallel):
             return net.module
         return net
+
+    def autocast(self) -> torch.autocast:
+        """The context in which a step computes networks and losses: ``train.amp``."""
+        return self.precision.autocast()
+
+    def step(
+        self,
+        label: str,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compute: Callable[[], Mapping[str, Tensor]],
+    ) -> OrderedDict[str, Tensor]:
+        """Make a step of an optimizer.
+
+        Args:
+            label: Of the network in the log, such as 'g'.
+            net: The network that is trained.
+            optimizer: Its optimizer.
+            compute: Gives the losses of the batch, or of the part of it that ``parts`` has set.
+
+        Returns:
+            The losses, detached, of several parts their mean; and the norm of the gradient if it
+            is clipped.
+        """
+        totals: OrderedDict[str, Tensor] = OrderedDict()
+
+        def gradients() -> Tensor:
+            optimizer.zero_grad()
+            totals.clear()
+            for share in self.parts(net):
+                with self.autocast():
+                    losses = compute()
+                    total: Any = sum(losses.values())
+                self.precision.backward(share * total, label)
+                for name, loss in losses.items():
+                    totals[name] = totals.get(name, 0) + share * loss.detach()
+            return sum(totals.values())  # pyright: ignore[reportReturnType] (there is a loss)
+
+        norms = self.minimise(label, optimizer, gradients)
+        return OrderedDict(totals, **norms)
+
+    def minimise(
+        self, label: str, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]
+    ) -> dict[str, Tensor]:
+        """Make a step of an optimizer with the gradients that ``gradients`` computes anew.
+
+        It returns the loss. Returns the norm of the gradient if it is clipped.
+        """
+
+        def gradients_and_loss() -> Tensor:
+            loss = gradients()
+            world_size = get_dist_info()[1]
+            if world_size > 1:  # ranks that saw different losses would end with different weights
+                dist.all_reduce(loss)
+                loss /= world_size
+            return loss
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            self.precision.step_of_several(optimizer, gradients_and_loss)
+            return {}
+        gradients()
+        return self.precision.step(optimizer, label)
+
+    def parts(self, net: nn.Module, *more: str) -> Iterator[float]:
+        """The batch in ``train.accumulate`` parts, to add up the gradients of ``net``.
+
+        Within the loop ``batch_tensors``, and the attributes named as ``more``, are a part of the
+        batch. It gives the part's share of the batch, which its losses are to be multiplied by, so
+        that the gradients are those of the whole. DDP averages them over the ranks in the last one.
+        """
+        if self.accumulate == 1:
+            yield 1.0
+            return
+        whole = {n: getattr(self, n) for n in (*self.batch_tensors, *more) if hasattr(self, n)}
+        count = min(self.accumulate, len(whole['lq']))
+        chunks = {name: value.chunk(count) for name, value in whole.items()}
+        outputs = []
+        for number, part in enumerate(chunks['lq']):
+            for name in whole:
+                setattr(self, name, chunks[name][number])
+            last = number == len(chunks['lq']) - 1
+            alone = isinstance(net, DistributedDataParallel) and not last
+            with net.no_sync() if alone else nullcontext():  # pyright: ignore[reportCallIssue]
+                yield len(part) / len(whole['lq'])
+            outputs.append(self.output.detach())  # pyright: ignore[reportAttributeAccessIssue]
+        for name, value in whole.items():
+            setattr(self, name, value)
+        self.output = torch.cat(outputs)
 
     @contextmanager
     def frozen(self, net: nn.Module) -> Iterator[nn.Module]:
@@ -189,52 +287,15 @@ class BaseModel:
     def get_optimizer(
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """Any optimizer of ``torch.optim``, by the name of its class.
-
-        Its fused implementation is taken where there is one, unless an option chooses another.
-        """
-        known = [name for name, value in vars(torch.optim).items() if _is_optimizer(value)]
-        if optim_type not in known:
-            hint = did_you_mean(optim_type, known)
-            raise ValueError(f"optimizer '{optim_type}' is not in torch.optim{hint}")
-        optimizer_class = getattr(torch.optim, optim_type)
-        params = list(params)
-        signature = inspect.signature(optimizer_class).parameters
-        try:
-            chosen = kwargs.keys() & _IMPLEMENTATIONS
-            if 'fused' in signature and not chosen and all(map(_can_be_fused, params)):
-                kwargs['fused'] = True
-            return optimizer_class(params, lr=lr, **kwargs)
-        except (TypeError, ValueError) as error:
-            given = {'lr': lr, **kwargs}
-            raise type(error)(f'{error}, while building {optim_type} from {given}') from error
+        """An optimizer by name, see ``build_optimizer``."""
+        return build_optimizer(optim_type, params, lr=lr, **kwargs)
 
     def setup_schedulers(self) -> None:
-        """One schedule per optimizer, of ours or of ``torch.optim.lr_scheduler``."""
-        options = dict(self.opt['train'].get('scheduler') or {})
+        """One schedule per optimizer."""
+        options = self.opt['train'].get('scheduler')
         if not options:
             return
-        name = options.pop('type')
-        known = {
-            key: value
-            for key, value in vars(torch_lr_scheduler).items()
-            if isinstance(value, type) and issubclass(value, torch_lr_scheduler.LRScheduler)
-        }
-        # Abstract classes; a schedule that steps on a metric, which an iteration has not.
-        for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
-            known.pop(unusable, None)
-        known.update(
-            MultiStepLR=lr_scheduler.MultiStepRestartLR,  # equal without restarts
-            MultiStepRestartLR=lr_scheduler.MultiStepRestartLR,
-            CosineAnnealingRestartLR=lr_scheduler.CosineAnnealingRestartLR,
-        )
-        if name not in known:
-            raise ValueError(f"train.scheduler.type '{name}' is unknown{did_you_mean(name, known)}")
-        for optimizer in self.optimizers:
-            try:
-                self.schedulers.append(known[name](optimizer, **options))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f'{error}, while building {name} from {options}') from error
+        self.schedulers += [build_scheduler(optimizer, options) for optimizer in self.optimizers]
         last, total = sum(options.get('periods', [])), self.opt['train'].get('total_iter', 0)
         if 0 < last < total:
             logger.warning(
@@ -249,6 +310,7 @@ class BaseModel:
 
         In the warm-up the scheduled rate is multiplied by ``current_iter / warmup_iter``.
         """
+        self.current_iter = current_iter
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         for group in groups:  # schedulers go on from the rate without the warm-up factor
             group['lr'] = group.get('scheduled_lr', group['lr'])
@@ -279,6 +341,7 @@ class BaseModel:
 
         Every rank has to call it.
         """
+        self.precision.check()
         if not self.log_dict:
             return OrderedDict()
         stacked = torch.stack(
@@ -419,6 +482,7 @@ class BaseModel:
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
             'best_metric_results': self.best_metric_results,
             'types': self._types(),
+            'precision': self.precision.state_dict(),
             **extra,
         }
         self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
@@ -436,7 +500,7 @@ class BaseModel:
     def _types(self) -> dict[str, list[str]]:
         """Classes of the optimizers and schedules."""
         kinds = {'optimizers': self.optimizers, 'schedulers': self.schedulers}
-        return {kind: [type(part).__name__ for part in parts] for kind, parts in kinds.items()}
+        return {kind: [_type_of(part) for part in parts] for kind, parts in kinds.items()}
 
     def resume_training(self, resume_state: Mapping[str, Any]) -> None:
         """Continue optimizers, schedules and records from a training state."""
@@ -467,27 +531,20 @@ class BaseModel:
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
             scheduler.load_state_dict(deepcopy(state))
         self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
+        if 'precision' in resume_state:
+            self.precision.load_state_dict(resume_state['precision'])
         self.load_extra_state(resume_state)
+
+
+def _type_of(part: Any) -> str:
+    """The class of an optimizer or schedule, and in brackets of those it is made of."""
+    inner = getattr(part, '_schedulers', getattr(part, 'optimizers', []))
+    names = ', '.join(map(_type_of, inner))
+    return f'{type(part).__name__}({names})' if inner else type(part).__name__
 
 
 def _listed(types: Mapping[str, list[str]]) -> str:
     return ' and '.join(name for names in types.values() for name in names)
-
-
-def _can_be_fused(params: Tensor | Mapping[str, Any]) -> bool:
-    """Whether a parameter, or all of a group, are such as torch has fused optimizers for."""
-    if isinstance(params, Mapping):
-        return all(map(_can_be_fused, params['params']))
-    return params.is_floating_point() and params.device.type in ('cpu', 'cuda')
-
-
-def _is_optimizer(value: Any) -> bool:
-    return (
-        isinstance(value, type)
-        and issubclass(value, torch.optim.Optimizer)
-        # LBFGS calls the model back, SparseAdam takes sparse gradients only.
-        and value.__name__ not in ('Optimizer', 'LBFGS', 'SparseAdam')
-    )
 
 
 def _warn_of_changes(
@@ -495,7 +552,10 @@ def _warn_of_changes(
 ) -> None:
     """Say which edited options have no effect, since the state decides on a resume."""
     for key in current.keys() & saved.keys() - progress:
-        if current[key] != saved[key]:
+        if key == '_schedulers':
+            for pair in zip(current[key], saved[key], strict=True):
+                _warn_of_changes(kind, *pair, progress)
+        elif current[key] != saved[key]:
             logger.warning(
                 'Resume: %s.%s goes on as %s of the training state; %s of the option file is not '
                 'used.',

@@ -21,6 +21,8 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
     plain one, and losses of ``train.losses`` what the pixel loss does.
     """
 
+    batch_tensors = ('lq', 'gt', 'gt_usm')
+
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is not None:
             raise ValueError(

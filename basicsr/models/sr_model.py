@@ -6,6 +6,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from basicsr.archs import build_network
-from basicsr.data import shard
+from basicsr.data import gpus_per_process, shard
 from basicsr.data.data_util import image_name
 from basicsr.losses import build_loss
 from basicsr.losses.gan_loss import GANLoss
@@ -29,6 +30,7 @@ from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
 
 from .base_model import BaseModel
+from .optimization import parameter_groups
 
 logger = logging.getLogger(__name__)
 
@@ -97,15 +99,40 @@ class SRModel(BaseModel):
         self.net_g.train()
         train_opt = self.opt['train']
         self.ema_decay = train_opt.get('ema_decay', 0)
+        self.ema_warmup = train_opt.get('ema_warmup', False)
         if self.ema_decay > 0:
             logger.info('Use Exponential Moving Average with decay: %s', self.ema_decay)
             self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
             self.model_ema(0)  # a copy: where weights are loaded in part, both begin alike
             self._load_pretrained(self.net_g_ema, 'g', 'params_ema')
             self.net_g_ema.eval()
+        self._warn_of_own_step()
         self.init_losses()
+        self._check_sums()
         self.setup_optimizers()
         self.setup_schedulers()
+
+    def _warn_of_own_step(self) -> None:
+        """Say which options a subclass passes by that makes its steps itself."""
+        train_opt = self.opt['train']
+        names = [n for n in ('amp', 'clip_grad_norm', 'clip_grad_value') if train_opt.get(n)]
+        names += ['accumulate'] if self.accumulate > 1 else []
+        if names and not type(self).optimize_parameters.__module__.startswith('basicsr.'):
+            logger.warning(
+                '%s has an optimize_parameters of its own: train.%s have no effect unless it calls '
+                'self.step().',
+                type(self).__name__,
+                ', train.'.join(names),
+            )
+
+    def _check_sums(self) -> None:
+        """Refuse a sum over the batch where a mean of the parts of the batch would be taken."""
+        for name, loss in {**vars(self), **self.cri_others}.items():
+            if self.accumulate > 1 and getattr(loss, 'reduction', 'mean') == 'sum':
+                raise ValueError(
+                    f'train.accumulate takes means of losses, and {name} is a sum: leave '
+                    'reduction: sum out, and raise its loss_weight.'
+                )
 
     def init_losses(self) -> None:
         """Build ``cri_pix``, ``cri_perceptual``, and ``cri_others`` by name."""
@@ -148,27 +175,57 @@ class SRModel(BaseModel):
         options = dict(self.opt['train'].get(key) or {})
         if 'type' not in options:
             raise ValueError(f'train.{key} needs a type, such as {{type: Adam, lr: 1e-4}}.')
+        name = options.pop('type')
         frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
         if frozen:
             logger.warning('Params %s will not be optimized.', ', '.join(frozen))
-        trained = [p for p in net.parameters() if p.requires_grad]
-        return self.get_optimizer(options.pop('type'), trained, **options)
+        groups, options = parameter_groups(self.get_bare_model(net), options)
+        if isinstance(options.get('others'), dict):
+            options['others'] = dict(options['others'])
+        factor = self._learning_rate_factor()
+        for described in (options, options.get('others') or {}, *groups):
+            if 'lr' in described:
+                described['lr'] *= factor
+        optimizer = self.get_optimizer(name, groups, **options)
+        for key in {key for group in groups for key in group} - {'params', *optimizer.defaults}:
+            if optimizer.defaults:  # of several there are none
+                hint = did_you_mean(key, optimizer.defaults)
+                raise ValueError(f"train.{key}: groups have no argument '{key}'{hint}")
+        return optimizer
+
+    def _learning_rate_factor(self) -> float:
+        """What ``train.scale_lr`` multiplies the learning rates by, for this run's batch."""
+        rule = self.opt['train'].get('scale_lr')
+        if not rule:
+            return 1.0
+        dataset_opt = self.opt['datasets']['train']
+        processes = gpus_per_process(self.opt['num_gpu'], self.opt['dist']) * get_dist_info()[1]
+        ratio = dataset_opt['batch_size_per_gpu'] * processes / rule['batch']
+        factor = math.sqrt(ratio) if rule['rule'] == 'sqrt' else ratio
+        logger.info('Learning rates are multiplied by %g (train.scale_lr).', factor)
+        return factor
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
-        self.lq = data['lq'].to(self.device, non_blocking=True)
+        self.lq = self._to_device(data['lq'])
         if 'gt' in data:
-            self.gt = data['gt'].to(self.device, non_blocking=True)
+            self.gt = self._to_device(data['gt'])
         elif hasattr(self, 'gt'):
             del self.gt  # of the batch before
 
+    def _to_device(self, images: Tensor) -> Tensor:
+        channels_last = self.is_train and self.opt['train'].get('channels_last', False)
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        return images.to(self.device, non_blocking=True, memory_format=layout)
+
     def optimize_parameters(self, current_iter: int) -> None:
-        self.optimizer_g.zero_grad()
-        self.output = self.net_g(self.lq)
-        losses = self.fidelity_losses()
-        sum(losses.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer_g.step()
+        losses = self.step('g', self.net_g, self.optimizer_g, self.restore_and_compare)
         self.log_dict = self.reduce_loss_dict(losses)
         self.update_ema()
+
+    def restore_and_compare(self) -> OrderedDict[str, Tensor]:
+        """Restore ``lq`` into ``output``; returns the losses of ``net_g``."""
+        self.output = self.net_g(self.lq)
+        return self.fidelity_losses()
 
     def fidelity_losses(self) -> OrderedDict[str, Tensor]:
         """The losses between ``output`` and the ground truth, by their names in the log."""
@@ -197,7 +254,9 @@ class SRModel(BaseModel):
 
     def update_ema(self) -> None:
         if self.ema_decay > 0:
-            self.model_ema(decay=self.ema_decay)
+            # So early that the average would mostly be of the first weights, it is of fewer.
+            early = (1 + self.current_iter) / (10 + self.current_iter)
+            self.model_ema(min(self.ema_decay, early) if self.ema_warmup else self.ema_decay)
 
     def _network(self) -> torch.nn.Module:
         """The network that restores: the averaged one, if there is one."""
@@ -209,11 +268,16 @@ class SRModel(BaseModel):
         was_training = net.training
         if was_training:  # networks may keep things from one evaluation to the next
             net.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._uncompiled():
             output = net(lq)
         if was_training:
             net.train()
         return output
+
+    def _uncompiled(self) -> AbstractContextManager:
+        """Images of a validation vary in size, and each would be compiled anew."""
+        compiled = self.is_train and self.opt['train'].get('compile')
+        return torch.compiler.set_stance('force_eager') if compiled else nullcontext()
 
     def test(self) -> None:
         """Restore ``lq`` into ``output``."""

@@ -101,41 +101,55 @@ class SRGANModel(SRModel):
         self.optimizers.append(self.optimizer_d)
 
     def optimize_parameters(self, current_iter: int) -> None:
-        trains_g = current_iter % self.net_d_iters == 0 and current_iter > self.net_d_init_iters
-        with torch.set_grad_enabled(trains_g):
-            self.output = self.net_g(self.lq)
-        if trains_g:
-            self.g_losses = self.reduce_loss_dict(self._step_generator())
+        if current_iter % self.net_d_iters == 0 and current_iter > self.net_d_init_iters:
+            losses = self.step('g', self.net_g, self.optimizer_g, self.restore_and_compare)
+            self.g_losses = self.reduce_loss_dict(losses)
+        else:
+            for _ in self.parts(self.net_g):
+                with torch.no_grad(), self.autocast():
+                    self.output = self.net_g(self.lq)
         d_losses = self._step_discriminator()
         # The generator's last losses are shown where it was not trained.
-        self.log_dict = OrderedDict(**self.g_losses, **self.reduce_loss_dict(d_losses))
+        self.log_dict = self.reduce_loss_dict({**self.g_losses, **d_losses})
         self.update_ema()
 
-    def _step_generator(self) -> OrderedDict[str, Tensor]:
-        self.optimizer_g.zero_grad()
-        losses = self.fidelity_losses()
+    def restore_and_compare(self) -> OrderedDict[str, Tensor]:
+        losses = super().restore_and_compare()
         if self.cri_ldl is not None:
             losses['l_g_ldl'] = self._ldl_loss(self.cri_ldl)
         with self.frozen(self.net_d) as net_d:
             losses['l_g_gan'] = self.g_gan_loss(net_d)
-            sum(losses.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
-        self.optimizer_g.step()
         return losses
 
     def _step_discriminator(self) -> OrderedDict[str, Tensor]:
         self.output = self.output.detach()
-        self.optimizer_d.zero_grad()
-        l_d_real, real_pred = self.d_real_loss()
-        l_d_real.backward()
-        l_d_fake, fake_pred = self.d_fake_loss(real_pred.detach())
-        l_d_fake.backward()
-        self.optimizer_d.step()
-        return OrderedDict(
-            l_d_real=l_d_real,
-            out_d_real=real_pred.mean(),
-            l_d_fake=l_d_fake,
-            out_d_fake=fake_pred.mean(),
-        )
+        totals: OrderedDict[str, Tensor] = OrderedDict()
+
+        def gradients() -> Tensor:
+            self.optimizer_d.zero_grad()
+            totals.clear()
+            for share in self.parts(self.net_d, 'output'):
+                for name, value in self._discriminator_gradients(share).items():
+                    totals[name] = totals.get(name, 0) + share * value.detach()
+            return totals['l_d_real'] + totals['l_d_fake']
+
+        norms = self.minimise('d', self.optimizer_d, gradients)
+        return OrderedDict(totals, **norms)
+
+    def _discriminator_gradients(self, share: float) -> dict[str, Tensor]:
+        """Add the gradients of both losses; returns them and the mean answers."""
+        with self.autocast():
+            l_d_real, real_pred = self.d_real_loss()
+        self.precision.backward(share * l_d_real, 'd')
+        with self.autocast():
+            l_d_fake, fake_pred = self.d_fake_loss(real_pred.detach())
+        self.precision.backward(share * l_d_fake, 'd')
+        return {
+            'l_d_real': l_d_real,
+            'out_d_real': real_pred.mean(),
+            'l_d_fake': l_d_fake,
+            'out_d_fake': fake_pred.mean(),
+        }
 
     def g_gan_loss(self, net_d: Any) -> Tensor:
         """How far the discriminator, whose weights are fixed, is from taking ``output`` as real."""

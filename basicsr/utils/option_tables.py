@@ -74,7 +74,7 @@ class DatasetOptions(Section):
         'recursive gt_size pad_small use_hflip use_rot color mean std cache crop_size root_weights '
         'degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 kernel_prob '
         'kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range betap_range2 '
-        'sinc_prob sinc_prob2 final_sinc_prob'
+        'sinc_prob sinc_prob2 final_sinc_prob parts weights'
     )
 
     name: str = Field(
@@ -97,6 +97,14 @@ class TrainDatasetOptions(DatasetOptions):
     )
     dataset_enlarge_ratio: int | float = Field(
         1, gt=0, description='repeats of the set in one epoch'
+    )
+    sampler: dict[str, Any] | None = Field(
+        None,
+        description='order of the samples, {type: …, arguments}: enlarged, sequential, random, '
+        'subset_random, weighted_random, streamed, or module:Class; ~: enlarged',
+    )
+    collate_fn: str | None = Field(
+        None, description='module:function that makes a batch of a list of samples'
     )
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
         None,
@@ -156,6 +164,13 @@ class PathOptions(Section):
     random_weights: bool = Field(False, description='test without pretrain_network_g on purpose')
 
 
+class ScaleOptions(Section):
+    """Keys of ``train.scale_lr``."""
+
+    batch: int = Field(ge=1, description='the batch that the learning rates are meant for')
+    rule: Literal['linear', 'sqrt'] = Field('linear', description='of the ratio of the batches')
+
+
 class TrainOptions(Section):
     """Keys of ``train``."""
 
@@ -168,6 +183,27 @@ class TrainOptions(Section):
     total_iter: int = Field(ge=1, description='optimizer steps of the run')
     warmup_iter: int = Field(-1, description='linear learning-rate warm-up; -1: none')
     ema_decay: float = Field(0.0, ge=0, lt=1, description='0: no averaged copy of net_g')
+    ema_warmup: bool = Field(False, description='average over fewer iterations at the start')
+    amp: Literal['bf16', 'fp16'] | None = Field(
+        None, description='autocast precision of the step; ~: float32'
+    )
+    tf32: bool | None = Field(None, description="TF32 on the GPU; ~: torch's default")
+    compile: bool | dict[str, Any] = Field(
+        False, description='torch.compile the trained networks; or its arguments'
+    )
+    channels_last: bool = Field(False, description='memory layout of networks and images')
+    checkpoint_activations: bool = Field(
+        False, description='less memory, a third more time: chains of blocks are computed twice'
+    )
+    norms: Literal['synced', 'frozen'] | None = Field(
+        None, description='batch normalisation over all ranks, or left as it is loaded'
+    )
+    accumulate: int = Field(1, ge=1, description='parts that a batch is computed in')
+    clip_grad_norm: float | None = Field(None, gt=0, description='largest norm of the gradient')
+    clip_grad_value: float | None = Field(None, gt=0, description='largest value in the gradient')
+    scale_lr: ScaleOptions | None = Field(
+        None, description='multiply learning rates by the batch of all ranks over this one'
+    )
 
 
 class ValOptions(Section):

@@ -318,6 +318,12 @@ def _complete_dataset(key: str, dataset: dict, opt: dict) -> None:
         for name in DEGRADATION_OPTIONS.split():
             if name in opt:
                 dataset.setdefault(name, opt[name])
+    _expand_roots(dataset)
+    for part in dataset.get('parts') or ():  # of a ConcatDataset
+        _expand_roots(part)
+
+
+def _expand_roots(dataset: dict) -> None:
     for root in ('dataroot_gt', 'dataroot_lq'):
         if isinstance(dataset.get(root), str):
             dataset[root] = os.path.expanduser(dataset[root])
@@ -360,6 +366,10 @@ def _seed_process(opt: dict) -> None:
 
     set_random_seed(opt['manual_seed'] + opt['rank'])
     torch.backends.cudnn.benchmark = not opt['deterministic']
+    tf32 = opt['train']['tf32'] if opt['is_train'] else None
+    if tf32 is not None:
+        torch.set_float32_matmul_precision('high' if tf32 else 'highest')
+        torch.backends.cudnn.allow_tf32 = tf32
     if opt['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         torch.use_deterministic_algorithms(True)

@@ -129,6 +129,22 @@ class Registry:
         )
 
 
+def import_name(name: str, option: str) -> Any:
+    """What ``module:name`` names: a class or function in a plug-in folder or an installed package.
+
+    Args:
+        option: The key that holds ``name``, for messages.
+    """
+    module, _, attribute = name.partition(':')
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{option} '{name}' cannot be imported: {error}. It is module:name, the module in a "
+            'folder of plugins or installed.'
+        ) from error
+
+
 def _is_builtin(obj: Any) -> bool:
     return obj.__module__.partition('.')[0] == 'basicsr'
 

@@ -24,6 +24,14 @@ def mix(*values: int) -> int:
     return state
 
 
+def mix_array(values: np.ndarray, key: int) -> np.ndarray:
+    """``mix(value + key)`` of every value of a uint64 array."""
+    state = values + np.uint64((key + 0x9E3779B97F4A7C15) & _MASK)  # wraps around
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
 def seed_cpu(*values: int) -> None:
     """Seed ``random``, ``numpy.random`` and torch's CPU generator from integers."""
     value = mix(*values)

@@ -264,6 +264,39 @@ def test_attention_is_a_softmax_over_the_window_with_bias_and_mask():
         torch.testing.assert_close(attention(x, mask)[i], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('is_masked', [False, True])
+def test_gradients_of_the_fused_attention_are_those_of_the_formula(is_masked):
+    torch.manual_seed(0)
+    attention = WindowAttention(12, 4, 3, qk_scale=0.7)
+    x = image(4, 16, 12).requires_grad_()
+    mask = -100.0 * (image(2, 16, 16) > 0.6) if is_masked else None
+    inputs = [x, *attention.parameters()]
+
+    q, k, v = attention.qkv(x).view(4, 16, 3, 3, 4).permute(2, 0, 3, 1, 4)
+    table = attention.relative_position_bias_table[attention.relative_position_index]
+    logits = 0.7 * q @ k.transpose(2, 3) + table.permute(2, 0, 1)
+    if mask is not None:
+        logits = logits + mask.repeat(2, 1, 1)[:, None]
+    want = attention.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    got = attention(x, mask)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+    for ours, formula in zip(
+        torch.autograd.grad(got.square().sum(), inputs),
+        torch.autograd.grad(want.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, formula, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_of_the_attention_keeps_its_mean():
+    torch.manual_seed(0)
+    attention = WindowAttention(12, 4, 3, attn_drop=0.3)
+    x = image(1, 16, 12)
+    with torch.no_grad():
+        mean = attention(x.repeat(4000, 1, 1)).mean(0)
+        torch.testing.assert_close(mean, attention.eval()(x)[0], rtol=0, atol=5e-3)
+
+
 def test_dropout_of_the_attention_acts_in_training_only():
     attention = WindowAttention(12, 4, 3, attn_drop=0.5)
     x = image(2, 16, 12)

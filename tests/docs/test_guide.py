@@ -65,9 +65,9 @@ def merge(opt, new):
 
 def write_plugins(text, folder):
     """Write the Python blocks that register something into files named by what that is."""
-    for code in blocks(text, 'python'):
+    for number, code in enumerate(blocks(text, 'python')):
         for kind in re.findall(r'^@(\w+)_REGISTRY', code, re.MULTILINE):
-            (folder / f'guide_{kind.lower()}.py').write_text(code)
+            (folder / f'guide{number}_{kind.lower()}.py').write_text(code)
 
 
 def test_the_network_of_the_readme_trains(page, run, short_opt, tmp_path):
@@ -95,6 +95,15 @@ def test_the_loss_of_the_guide_trains_alone(page, run, short_opt, tmp_path):
     opt = short_opt(text) | {'plugins': ['.']}
     opt['network_g']['upscale'] = 4
     assert 'Loss [FrequencyLoss] is created.' in log_text(run(opt))
+
+
+def test_the_sets_of_the_guide_are_mixed_in_a_training(page, run, short_opt, image_pairs):
+    text = page('docs/data.md', 'Several sets in one')
+    opt = short_opt(text)
+    opt['network_g']['upscale'] = 4
+    for name in ('photos', 'drawings'):
+        image_pairs(name, size=(100, 100), scale=4)
+    assert 'Number of train images: 10' in log_text(run(opt))
 
 
 def test_a_package_of_ones_own_trains_as_the_guide_says(page, short_opt, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from basicsr.utils.option_tables import TrainOptions
 from basicsr.utils.options import (
     OptionError,
     copy_opt_file,
@@ -268,7 +269,8 @@ def test_a_component_of_the_user_may_have_any_option(parse, capsys):
 
 def test_defaults_fill_what_is_not_given(parse):
     opt = parse(TRAIN[: TRAIN.index('path:')] + 'train: {total_iter: 5e3}\npath: ~\nlogger: ~\n')
-    assert opt['train'] == {'total_iter': 5000, 'warmup_iter': -1, 'ema_decay': 0.0}
+    assert opt['train'] == {**TrainOptions(total_iter=1).model_dump(), 'total_iter': 5000}
+    assert (opt['train']['warmup_iter'], opt['train']['ema_decay']) == (-1, 0.0)
     assert isinstance(opt['train']['total_iter'], int)
     assert opt['val'] is None
     assert opt['logger'] == {
@@ -882,7 +884,8 @@ def test_option_files_of_the_reference_and_of_dependents_load_unchanged(parse, t
     opt = parse(text)
     given = yaml_load(text)
     assert opt['network_g'] == given['network_g']
-    assert opt['train'] == given['train'], 'all that the runner reads is there already'
+    defaults = TrainOptions(total_iter=1).model_dump()
+    assert opt['train'] == defaults | given['train'], 'nothing given is changed'
     for section in ('datasets', 'val', 'logger', 'path'):
         assert given.get(section, {}).keys() <= (opt[section] or {}).keys()
     assert opt['logger']['save_checkpoint_freq'] == 5000

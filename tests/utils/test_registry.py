@@ -4,7 +4,7 @@ import pytest
 
 import basicsr
 from basicsr.utils import registry
-from basicsr.utils.registry import ARCH_REGISTRY, Registry, import_plugins
+from basicsr.utils.registry import ARCH_REGISTRY, Registry, import_name, import_plugins
 
 KINDS = {
     'dataset': registry.DATASET_REGISTRY,
@@ -189,3 +189,10 @@ def test_a_plugin_with_the_name_of_an_installed_module_is_refused(plugin, monkey
     monkeypatch.setitem(sys.modules, 'taken_arch', sys.modules['json'])
     with pytest.raises(ImportError, match=r'mine/taken_arch.py has the module name of .*json'):
         import_plugins([plugin('mine', 'taken_arch', 'Net')])
+
+
+def test_a_name_with_its_module_is_imported():
+    assert import_name('math:sqrt', 'option')(9) == 3
+    for name in ('nowhere:x', 'math:squareroot', ':x', 'math'):
+        with pytest.raises(ValueError, match=f"option '{name}' cannot be imported"):
+            import_name(name, 'option')

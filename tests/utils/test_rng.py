@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from basicsr.utils.rng import mix, seed_all, seed_cpu, seeded
+from basicsr.utils.rng import mix, mix_array, seed_all, seed_cpu, seeded
 
 
 def draw():
@@ -62,3 +62,10 @@ def test_a_block_has_seeds_of_its_own():
     third = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     assert [draw() for _ in range(3)][2] == third, 'an error puts them back as well'
+
+
+def test_an_array_is_mixed_as_its_values_are():
+    values = np.array([0, 1, 2**40, 2**64 - 1], np.uint64)
+    for key in (0, 5, 2**64 - 1):
+        expected = [mix((int(value) + key) % 2**64) for value in values]
+        assert mix_array(values, key).tolist() == expected

@@ -1,0 +1,84 @@
+"""Several datasets as one, mixed by weights."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from basicsr.utils.registry import DATASET_REGISTRY
+
+from . import build_dataset
+
+# What belongs to the whole; the parts take all other options that they do not have themselves.
+_OWN_OPTIONS = ('type', 'name', 'parts', 'weights')
+
+
+@DATASET_REGISTRY.register(suffix='basicsr')
+class ConcatDataset(Dataset):
+    """The samples of several datasets, one dataset after the other.
+
+    Args:
+        opt: Options with the keys
+
+            * ``parts``: a list of options of datasets, each with its ``type``. An option that a
+              part lacks is taken from ``opt``;
+            * ``weights``: in training, a number for each part: its share of an epoch, relative to
+              the others'. Default: its length. An epoch has as many samples as all parts together.
+
+    With weights, a part that has more samples than places in an epoch gives another choice of them
+    each time; one that has fewer gives them several times. The samples of all parts must have the
+    same keys and sizes, so that batches can be made of them.
+    """
+
+    def __init__(self, opt: dict):
+        self.opt = opt
+        if not opt['parts']:
+            raise ValueError('parts is empty: give the options of a dataset in it.')
+        shared = {key: value for key, value in opt.items() if key not in _OWN_OPTIONS}
+        self.parts = []
+        for number, part in enumerate(opt['parts']):
+            name = f'{opt.get("name", "mix")}_{number}'
+            self.parts.append(build_dataset({**shared, 'name': name, **part}))
+        self.lengths = [len(part) for part in self.parts]
+        weights = opt.get('weights')
+        if weights is not None and opt.get('phase', 'train') != 'train':
+            raise ValueError('weights mix the parts at random, for training: leave them out here.')
+        self.counts = shares(self.lengths, self.lengths if weights is None else weights)
+        self.ends = np.cumsum(self.counts)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The part that a sample is from, and its index there.
+
+        It is drawn where a part has not a sample for every place of its share.
+        """
+        part = int(np.searchsorted(self.ends, index, side='right'))
+        place = index - int(self.ends[part] - self.counts[part])
+        length, count = self.lengths[part], self.counts[part]
+        if length == count:
+            return part, place
+        return part, min(int((place + random.random()) * length / count), length - 1)
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f'sample {index} of {len(self)}.')
+        part, index = self.locate(index)
+        return self.parts[part][index]
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+
+def shares(lengths: list[int], weights: Sequence[float]) -> list[int]:
+    """How many of ``sum(lengths)`` samples each part gives, in proportion to its weight."""
+    if len(weights) != len(lengths) or min(weights) < 0 or not any(weights):
+        raise ValueError(
+            f'weights {weights} must be {len(lengths)} numbers, one for each part, not negative '
+            'and not all 0.'
+        )
+    for part, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
+        if weight and not length:
+            raise ValueError(f'parts: number {part} is empty.')
+    ends = np.cumsum(weights) / sum(weights) * sum(lengths)
+    return np.diff(np.rint(ends), prepend=0).astype(int).tolist()

@@ -1,0 +1,106 @@
+"""Datasets that are read from front to back (torch's IterableDataset), in training."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from basicsr.utils.rng import seed_cpu, seeded
+
+
+class SampleStream(IterableDataset):
+    """One rank's and one worker's share of the items of a dataset, read again and again.
+
+    Every process reads all items, in one order, and keeps its own: so the batches are the same with
+    any number of workers, and a resumed run goes on with the sample that is due. An item that is a
+    function without arguments is called only where it is kept: a dataset that yields those spares
+    the others its decoding. The generators are seeded from the sample's number before it is read.
+
+    Attributes of the dataset inside are reached through it.
+
+    Args:
+        dataset: Must give the same items, in the same order, in every process. If it has
+            ``set_epoch(epoch)``, that is called before each pass; if it has ``skip(count)`` and a
+            length, that is called before the first pass of a resumed run, which then begins after
+            so many items. Otherwise they are read and dropped.
+        seed: Of the samples' randomness.
+        batch_size: Samples of a batch of this rank.
+        num_replicas, rank: Number of ranks, and which this is.
+        start: Samples that all ranks together have seen already; None: one pass alone.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset,
+        seed: int,
+        batch_size: int,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: int | None = None,
+    ):
+        self.dataset = dataset
+        self.seed = seed
+        self.batch_size = batch_size
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        number, first_epoch = self._skip()
+        for epoch in itertools.count(first_epoch):
+            if hasattr(self.dataset, 'set_epoch'):
+                self.dataset.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
+            first = number
+            with self._randomness(number):
+                items = iter(self.dataset)
+            while True:
+                with self._randomness(number):
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        break
+                    is_kept = self._keeps(number)
+                    sample = item() if is_kept and callable(item) else item
+                if is_kept:
+                    yield sample
+                number += 1
+            if number == first:
+                raise ValueError('the training set is empty: its iterator gives nothing.')
+            if self.start is None:
+                return
+
+    def _skip(self) -> tuple[int, int]:
+        """Let the dataset skip what is seen, if it can; the sample and the epoch to go on with."""
+        if not self.start or not hasattr(self.dataset, 'skip'):
+            return 0, 0
+        epoch, count = divmod(self.start, self.total_size)
+        self.dataset.skip(count)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.start, epoch
+
+    def _randomness(self, number: int) -> Any:
+        if get_worker_info() is None:  # the process's own generators are the model's
+            return seeded(self.seed, number)
+        seed_cpu(self.seed, number)
+        return nullcontext()
+
+    def _keeps(self, number: int) -> bool:
+        """Whether a sample is for this rank, and for the batches that this worker makes."""
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        position, rank = divmod(number - (self.start or 0), self.num_replicas)
+        batch = position // self.batch_size
+        return position >= 0 and rank == self.rank and batch % workers == worker
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    @property
+    def total_size(self) -> int:
+        """Samples of an epoch: those of the set, if it has a length."""
+        has_length = hasattr(self.dataset, '__len__')
+        return len(self.dataset) if has_length else sys.maxsize  # pyright: ignore[reportArgumentType]

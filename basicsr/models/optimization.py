@@ -1,0 +1,226 @@
+"""Optimizers, their parameter groups and learning-rate schedules, as options describe them."""
+
+import inspect
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as torch_lr_scheduler
+
+from basicsr.utils.registry import import_name
+from basicsr.utils.text import did_you_mean
+
+from . import lr_scheduler
+
+logger = logging.getLogger(__name__)
+
+# Arguments of an optimizer that choose how it computes.
+_IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def build_optimizer(name: str, params: Iterable, **options: Any) -> Optimizer:
+    """An optimizer of ``torch.optim`` by the name of its class, or any other as ``module:Class``.
+
+    Its fused implementation is taken where there is one, unless an option chooses another.
+
+    Args:
+        params: Parameters, or groups of them.
+        options: Its other arguments.
+    """
+    optimizer_class, params = _optimizer_class(name), list(params)
+    if optimizer_class is torch.optim.Muon:
+        return _build_muon(params, **options)
+    return _build(optimizer_class, params, options)
+
+
+def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, Any]) -> Optimizer:
+    try:
+        has_fused = 'fused' in inspect.signature(optimizer_class).parameters
+        chosen = options.keys() & _IMPLEMENTATIONS
+        if has_fused and not chosen and all(map(_can_be_fused, params)):
+            options = options | {'fused': True}
+        return optimizer_class(params, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f'{error}, while building {optimizer_class.__name__} from {options}'
+        ) from error
+
+
+def _can_be_fused(params: Tensor | Mapping[str, Any]) -> bool:
+    """Whether a parameter, or all of a group, are such as torch has fused optimizers for."""
+    if isinstance(params, Mapping):
+        return all(map(_can_be_fused, params['params']))
+    return params.is_floating_point() and params.device.type in ('cpu', 'cuda')
+
+
+class JointOptimizer(Optimizer):
+    """Several optimizers as one, with their groups one after the other."""
+
+    def __init__(self, optimizers: list[Optimizer]):
+        self.optimizers = optimizers
+        super().__init__([group for part in optimizers for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let the optimizers work on the groups and the state of this one."""
+        groups = iter(self.param_groups)
+        for part in self.optimizers:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:
+        for part in self.optimizers:
+            part.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+def _build_muon(
+    params: list, others: Mapping[str, Any] | None = None, **options: Any
+) -> JointOptimizer:
+    """Muon for matrices, the optimizer that ``others`` describes for all other parameters."""
+    groups = params if isinstance(params[0], dict) else [{'params': params}]
+    matrices, rest = (
+        [
+            {**group, 'params': chosen}
+            for group in groups
+            if (chosen := [p for p in group['params'] if (p.ndim == 2) is is_matrix])
+        ]
+        for is_matrix in (True, False)
+    )
+    if not matrices:
+        raise ValueError(
+            'Muon trains matrices, the weights of linear layers, and this network has none: its '
+            'convolutions are no matrices. Take AdamW, or an optimizer of yours as module:Class.'
+        )
+    parts = [_build(torch.optim.Muon, matrices, options)]
+    if rest:
+        if not others:
+            raise ValueError(
+                'Muon trains matrices alone, and this network has other parameters (biases, norms, '
+                'convolutions): say what trains these, such as others: {type: AdamW, lr: 2e-4}.'
+            )
+        other = dict(others)
+        parts.append(build_optimizer(other.pop('type'), rest, **other))
+    return JointOptimizer(parts)
+
+
+def _optimizer_class(name: str) -> type[Optimizer]:
+    if ':' in name:
+        return import_name(name, 'optimizer')
+    known = {key: value for key, value in vars(torch.optim).items() if _is_optimizer(value)}
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ValueError(f"optimizer '{name}' is not in torch.optim{hint} (others: module:Class)")
+    return known[name]
+
+
+def _is_optimizer(value: Any) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, Optimizer)
+        and value.__name__ not in ('Optimizer', 'SparseAdam')  # it takes sparse gradients only
+    )
+
+
+def parameter_groups(net: nn.Module, options: dict[str, Any]) -> tuple[list[dict], dict[str, Any]]:
+    """The trained parameters of a network in groups, and the options without what described them.
+
+    Args:
+        options: Of an optimizer. ``groups``: a list of ``{pattern, lr, weight_decay, …}``; a
+            parameter is of the first group whose pattern (a regular expression) is found in its
+            name, else of the rest. ``decay_norms: false``: norms and biases have no weight decay.
+    """
+    options = dict(options)
+    described = options.pop('groups', None) or []
+    decay_norms = options.pop('decay_norms', True)
+    _check_groups(described)
+    plain = set() if decay_norms else _norms_and_biases(net)
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in net.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        number = next(
+            (i for i, group in enumerate(described) if re.search(group['pattern'], name)),
+            len(described),
+        )
+        key = number, name in plain
+        if key not in groups:
+            own = dict(described[number]) if number < len(described) else {}
+            own.pop('pattern', None)
+            groups[key] = {'params': [], **own, **({'weight_decay': 0.0} if name in plain else {})}
+        groups[key]['params'].append(parameter)
+    for number, group in enumerate(described):
+        if not any(key[0] == number for key in groups):
+            raise ValueError(f"groups: no trained parameter has '{group['pattern']}' in its name.")
+    return [groups[key] for key in sorted(groups)], options
+
+
+def _check_groups(described: Any) -> None:
+    if not isinstance(described, list) or not all(
+        isinstance(group, dict) and 'pattern' in group for group in described
+    ):
+        raise ValueError(
+            f'groups must be a list, such as [{{pattern: body, lr: 1e-5}}]: {described}'
+        )
+    for group in described:
+        try:
+            re.compile(group['pattern'])
+        except re.error as error:
+            raise ValueError(f"groups: pattern '{group['pattern']}': {error}.") from error
+
+
+def _norms_and_biases(net: nn.Module) -> set[str]:
+    names = {name for name, _ in net.named_parameters() if name.split('.')[-1] == 'bias'}
+    for prefix, module in net.named_modules():
+        if isinstance(module, _NORMS):
+            names |= {f'{prefix}.{name}'.lstrip('.') for name, _ in module.named_parameters()}
+    return names
+
+
+def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
+    """A schedule of ours or of ``torch.optim.lr_scheduler``, stepped once an iteration.
+
+    ``SequentialLR`` and ``ChainedScheduler`` have ``schedulers``, a list of such options.
+    """
+    options = dict(options)
+    if 'type' not in options:
+        raise ValueError(f'train.scheduler needs a type, got {options}.')
+    name = options.pop('type')
+    known = {
+        key: value
+        for key, value in vars(torch_lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, torch_lr_scheduler.LRScheduler)
+    }
+    for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
+        known.pop(unusable, None)
+    if name == 'ReduceLROnPlateau':
+        raise ValueError(
+            'train.scheduler: ReduceLROnPlateau goes by a score, and schedules here by the '
+            'iteration; take MultiStepLR.'
+        )
+    known.update(
+        MultiStepLR=lr_scheduler.MultiStepRestartLR,  # equal without restarts
+        MultiStepRestartLR=lr_scheduler.MultiStepRestartLR,
+        CosineAnnealingRestartLR=lr_scheduler.CosineAnnealingRestartLR,
+    )
+    if name not in known:
+        raise ValueError(f"train.scheduler.type '{name}' is unknown{did_you_mean(name, known)}")
+    try:
+        if name in ('SequentialLR', 'ChainedScheduler'):
+            inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
+            parts = {'schedulers': inner, 'optimizer': optimizer}
+            return known[name](**parts, **options)
+        return known[name](optimizer, **options)
+    except KeyError as error:
+        raise ValueError(f'train.scheduler: {name} needs {error}.') from error
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'{error}, while building {name} from {options}') from error

@@ -1,0 +1,104 @@
+"""What is done to a network before it is trained, as options of ``train`` ask for."""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.checkpoint import checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_for_training(net: nn.Module, train_opt: Mapping[str, Any], dist: bool) -> nn.Module:
+    """Apply ``channels_last``, ``norms``, ``checkpoint_activations`` and ``compile``.
+
+    The state dict stays as it is.
+    """
+    if train_opt.get('channels_last'):
+        net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    norms = train_opt.get('norms')
+    if norms == 'synced' and dist:
+        net = _with_synced_norms(net)
+    elif norms == 'frozen':
+        freeze_norms(net)
+    if train_opt.get('checkpoint_activations'):
+        _checkpoint_chains(net)
+    options = train_opt.get('compile')
+    if options:
+        net.compile(**(options if isinstance(options, Mapping) else {}))
+    return net
+
+
+def _with_synced_norms(net: nn.Module) -> nn.Module:
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    if norms and next(net.parameters()).device.type != 'cuda':
+        raise ValueError(
+            'train.norms: synced needs GPUs: torch has no SyncBatchNorm on the CPU. Leave it out.'
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(net)
+
+
+def freeze_norms(net: nn.Module) -> None:
+    """Keep batch normalisation as it is: its statistics, weights and biases."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+            module.train = functools.partial(_stay_in_eval, module)  # pyright: ignore (on purpose)
+            module.requires_grad_(False)
+
+
+def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
+    return module
+
+
+def _checkpoint_chains(net: nn.Module) -> None:
+    """Compute the blocks of every chain again in the backward pass; their inside is not kept.
+
+    Of chains within chains the innermost. Batch normalisation would count a batch twice: blocks
+    that have it stay as they are.
+    """
+    chains = [chain for chain in net.modules() if _is_chain(chain)]
+    inner = [chain for chain in chains if sum(map(_is_chain, chain.modules())) == 1]
+    blocks = [block for chain in inner for block in chain.children() if not _counts_batches(block)]
+    for block in blocks:  # the class, not the object: copies on other GPUs have it too
+        block.__class__ = _checkpointed(type(block))
+    if blocks:
+        logger.info('The inside of %d blocks is computed again in the backward pass.', len(blocks))
+        return
+    logger.warning(
+        'train.checkpoint_activations has no effect on %s: it has no chain of blocks '
+        '(nn.Sequential or nn.ModuleList of several blocks of one class, without batch norms).',
+        type(net).__name__,
+    )
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether a module is a chain of blocks of one class, each of several layers."""
+    blocks = list(module.children())
+    return (
+        isinstance(module, nn.Sequential | nn.ModuleList)
+        and len(blocks) > 1
+        and len({type(block) for block in blocks}) == 1
+        and all(len(list(block.modules())) > 2 for block in blocks)
+    )
+
+
+def _counts_batches(block: nn.Module) -> bool:
+    return any(
+        isinstance(module, _NormBase) and module.track_running_stats and module.training
+        for module in block.modules()
+    )
+
+
+@functools.cache
+def _checkpointed(block_class: type[nn.Module]) -> type[nn.Module]:
+    class Checkpointed(block_class):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+
+    Checkpointed.__name__ = Checkpointed.__qualname__ = block_class.__name__
+    return Checkpointed

@@ -1,0 +1,285 @@
+"""Optimizers, parameter groups and schedules from options."""
+
+import pytest
+import torch
+from runs import checkpoint, differences, log_text, rows
+from torch import nn
+
+from basicsr.models.optimization import build_optimizer, build_scheduler, parameter_groups
+
+# Those that are tested on their own, the abstract one, and one for sparse gradients.
+SPECIAL = {'LBFGS', 'Muon', 'Optimizer', 'SparseAdam'}
+OPTIMIZERS = sorted({k for k, v in vars(torch.optim).items() if isinstance(v, type)} - SPECIAL)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3))
+        self.norm = nn.LayerNorm(4)
+        self.upsampler = nn.Conv2d(4, 3, 1)
+
+
+def names_of(net, groups):
+    """The names of the parameters of each group, and its other entries."""
+    names = {id(p): name for name, p in net.named_parameters()}
+    return [
+        ([names[id(p)] for p in group['params']], {k: v for k, v in group.items() if k != 'params'})
+        for group in groups
+    ]
+
+
+def test_without_description_there_is_one_group_of_what_is_trained():
+    net = Net()
+    net.body[0].requires_grad_(False)
+    groups, options = parameter_groups(net, {'lr': 1e-3})
+    ((names, rest),) = names_of(net, groups)
+    assert names == [n for n, p in net.named_parameters() if p.requires_grad]
+    assert (rest, options) == ({}, {'lr': 1e-3})
+
+
+def test_the_first_pattern_that_is_found_in_a_name_decides():
+    net = Net()
+    described = [{'pattern': 'upsampler', 'lr': 1e-5}, {'pattern': r'^body|ups', 'weight_decay': 1}]
+    groups, options = parameter_groups(net, {'lr': 1e-3, 'groups': described})
+    upsampler, body, rest = names_of(net, groups)
+    assert upsampler == (['upsampler.weight', 'upsampler.bias'], {'lr': 1e-5})
+    assert all(name.startswith('body') for name in body[0]) and body[1] == {'weight_decay': 1}
+    assert rest == (['norm.weight', 'norm.bias'], {})
+    assert options == {'lr': 1e-3} and described[0]['pattern'] == 'upsampler', 'left as they are'
+
+
+def test_norms_and_biases_may_be_without_weight_decay():
+    net = Net()
+    groups, options = parameter_groups(
+        net, {'lr': 1, 'weight_decay': 0.1, 'decay_norms': False, 'groups': [{'pattern': 'body'}]}
+    )
+    kept = [(names, rest.get('weight_decay', 'own')) for names, rest in names_of(net, groups)]
+    assert kept == [
+        (['body.0.weight', 'body.2.weight'], 'own'),
+        (['body.0.bias', 'body.1.weight', 'body.1.bias', 'body.2.bias'], 0),
+        (['upsampler.weight'], 'own'),
+        (['norm.weight', 'norm.bias', 'upsampler.bias'], 0),
+    ]
+    assert options == {'lr': 1, 'weight_decay': 0.1}
+
+
+def test_a_pattern_that_finds_nothing_is_named():
+    with pytest.raises(ValueError, match="no trained parameter has 'upsample_' in its name"):
+        parameter_groups(Net(), {'groups': [{'pattern': 'upsample_'}]})
+
+
+def test_groups_keep_their_rates_through_warm_up_and_schedule(run, train_opt):
+    optim_g = {'type': 'Adam', 'lr': 1e-3, 'groups': [{'pattern': 'body.0', 'lr': 1e-4}]}
+    folder = run(train_opt(train__optim_g=optim_g))
+    groups = checkpoint(folder, '6.state')['optimizers'][0]['param_groups']
+    assert [group['lr'] for group in groups] == pytest.approx([5e-5, 5e-4])
+
+
+def test_any_optimizer_is_built_by_module_and_class():
+    optimizer = build_optimizer('torch.optim.sgd:SGD', [nn.Parameter(torch.ones(2))], lr=0.25)
+    assert type(optimizer) is torch.optim.SGD
+    for name, message in (
+        ('no_such_module:SGD', 'cannot be imported: No module'),
+        ('torch.optim:Adamm', 'cannot be imported'),
+        ('Adamm', "not in torch.optim; did you mean 'Adam'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_optimizer(name, [nn.Parameter(torch.ones(2))], lr=1)
+
+
+def rates(options, count):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = build_scheduler(optimizer, options)
+    found = []
+    for _ in range(count):
+        found.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        scheduler.step()
+    return found, scheduler
+
+
+def test_schedules_follow_each_other_and_multiply():
+    sequence = {
+        'type': 'SequentialLR',
+        'milestones': [3],
+        'schedulers': [
+            {'type': 'ConstantLR', 'factor': 0.1, 'total_iters': 100},
+            {'type': 'MultiStepLR', 'milestones': [2], 'gamma': 0.5},
+        ],
+    }
+    assert rates(sequence, 6)[0] == pytest.approx([0.1, 0.1, 0.1, 1.0, 1.0, 0.5])
+    chain = {
+        'type': 'ChainedScheduler',
+        'schedulers': [
+            {'type': 'ExponentialLR', 'gamma': 0.5},
+            {'type': 'ConstantLR', 'factor': 0.1, 'total_iters': 2},
+        ],
+    }
+    assert rates(chain, 4)[0] == pytest.approx([0.1, 0.05, 0.25, 0.125])
+
+
+SEQUENCE = {
+    'type': 'SequentialLR',
+    'milestones': [2],
+    'schedulers': [
+        {'type': 'LinearLR', 'start_factor': 0.1, 'total_iters': 2},
+        {'type': 'CosineAnnealingLR', 'T_max': 4},
+    ],
+}
+CHAIN = {
+    'type': 'ChainedScheduler',
+    'schedulers': [
+        {'type': 'MultiStepLR', 'milestones': [4], 'gamma': 0.5},
+        {'type': 'ExponentialLR', 'gamma': 0.9},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    'scheduler',
+    [
+        SEQUENCE,
+        CHAIN,
+        {'type': 'CosineAnnealingWarmRestarts', 'T_0': 2, 'T_mult': 2},
+        {'type': 'OneCycleLR', 'max_lr': 1e-2, 'total_steps': 6},
+        {'type': 'PolynomialLR', 'total_iters': 6},
+    ],
+    ids=lambda options: options['type'],
+)
+def test_schedules_are_resumed(run, train_opt, scheduler):
+    whole = run(train_opt(name='whole', train__scheduler=scheduler))
+    run(train_opt(name='cut', train__scheduler=scheduler, train__total_iter=3))
+    cut = run(train_opt(name='cut', train__scheduler=scheduler), '--auto_resume')
+    assert differences(checkpoint(whole, '6.state'), checkpoint(cut, '6.state')) == []
+    assert 'scheduler' not in ''.join(
+        line for line in log_text(cut).splitlines() if 'not used' in line
+    )
+
+
+def test_another_schedule_inside_is_no_resume(run, train_opt):
+    run(train_opt(train__scheduler=SEQUENCE, train__total_iter=2))
+    other = {**SEQUENCE, 'schedulers': [SEQUENCE['schedulers'][0], {'type': 'ConstantLR'}]}
+    with pytest.raises(ValueError, match=r'SequentialLR\(LinearLR, CosineAnnealingLR\)'):
+        run(train_opt(train__scheduler=other), '--auto_resume')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'milestones': [2]}, 'needs a type'),
+        ({'type': 'SequentialLR', 'milestones': [2]}, "SequentialLR needs 'schedulers'"),
+        ({'type': 'StepLR'}, 'while building StepLR'),
+        ({'type': 'MultistepLR'}, "did you mean 'MultiStepLR'"),
+        ({'type': 'ReduceLROnPlateau'}, 'goes by a score'),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_named(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        rates(options, 1)
+
+
+@pytest.mark.parametrize(('rule', 'factor'), [('linear', 0.25), ('sqrt', 0.5)])
+def test_rates_scale_with_the_batch(run, train_opt, rule, factor):
+    optim_g = {'type': 'Adam', 'lr': 1e-3, 'groups': [{'pattern': 'body.0', 'lr': 1e-4}]}
+    scale = {'batch': 8, 'rule': rule}
+    folder = run(train_opt(train__optim_g=optim_g, train__scale_lr=scale))
+    first = next(row for row in rows(folder) if 'lr' in row)
+    assert (first['lr'], first['lr_1']) == pytest.approx((1e-4 * factor, 1e-3 * factor))
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_every_optimizer_of_torch_makes_the_steps_it_makes_alone(run, train_opt, name):
+    """The last three of six steps are made after a resume."""
+    options = {'type': name, 'lr': 1e-3}
+    folder = run(train_opt(train__optim_g=options, train__scheduler=None, train__total_iter=3))
+    run(train_opt(train__optim_g=options, train__scheduler=None), '--auto_resume')
+    weights = checkpoint(folder, 'net_g_6.pth')['params']
+    whole = run(train_opt(name='whole', train__optim_g=options, train__scheduler=None))
+    assert differences(weights, checkpoint(whole, 'net_g_6.pth')['params']) == []
+
+    ours = nn.Parameter(torch.ones(3, 4))
+    theirs = nn.Parameter(torch.ones(3, 4))
+    optimizers = build_optimizer(name, [ours], lr=0.1), getattr(torch.optim, name)([theirs], lr=0.1)
+    for _ in range(3):
+        for parameter, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            (parameter**2).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(ours, torch.ones(3, 4))
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+
+
+OTHERS = {'type': 'AdamW', 'lr': 1e-2}
+
+
+def test_muon_trains_the_matrices_and_another_optimizer_the_rest():
+    ours, theirs = linear(), linear()
+    groups, options = parameter_groups(ours, {'lr': 1e-3, 'others': OTHERS, 'decay_norms': False})
+    optimizer = build_optimizer('Muon', groups, **options)
+    matrices = [theirs[0].weight, theirs[2].weight]
+    rest = [p for p in theirs.parameters() if p.ndim < 2]
+    alone = [
+        torch.optim.Muon(matrices, lr=1e-3),
+        torch.optim.AdamW(rest, lr=1e-2, weight_decay=0),
+    ]
+    x = torch.rand(5, 4)
+    for step in range(6):
+        for net, parts in ((ours, [optimizer]), (theirs, alone)):
+            net.zero_grad()
+            net(x).square().mean().backward()
+            for part in parts:
+                part.step()
+        if step == 2:  # the state of both, in a new optimizer
+            state = optimizer.state_dict()
+            optimizer = build_optimizer('Muon', parameter_groups(ours, {})[0], others=OTHERS)
+            groups, options = parameter_groups(
+                ours, {'lr': 1, 'others': OTHERS, 'decay_norms': False}
+            )
+            optimizer = build_optimizer('Muon', groups, **options)
+            optimizer.load_state_dict(state)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_muon_says_what_it_needs(run, train_opt):
+    with pytest.raises(ValueError, match=r'other parameters \(biases, norms, convolutions\)'):
+        build_optimizer('Muon', linear().parameters(), lr=1e-3)
+    with pytest.raises(ValueError, match='this network has none: its convolutions'):
+        run(train_opt(train__optim_g={'type': 'Muon', 'lr': 1e-3, 'others': OTHERS}))
+
+
+def test_a_transformer_is_trained_with_muon_and_resumed(run, train_opt):
+    network_g = {'type': 'SwinIR', 'img_size': 8, 'embed_dim': 8, 'depths': [2], 'num_heads': [2]}
+    network_g |= {'window_size': 4, 'upsampler': 'pixelshuffle', 'upscale': 2}
+    options = {
+        'model_type': 'SwinIRModel',
+        'network_g': network_g,
+        'train__optim_g': {'type': 'Muon', 'lr': 1e-3, 'others': OTHERS},
+        'train__scale_lr': {'batch': 4},
+    }
+    whole = run(train_opt(name='whole', **options))
+    first = next(row for row in rows(whole) if 'lr' in row)
+    assert (first['lr'], first['lr_1']) == pytest.approx((5e-4, 5e-3))
+    run(train_opt(name='cut', **options, train__total_iter=3))
+    cut = run(train_opt(name='cut', **options), '--auto_resume')
+    assert differences(checkpoint(whole, '6.state'), checkpoint(cut, '6.state')) == []
+
+
+@pytest.mark.parametrize(
+    ('groups', 'message'),
+    [
+        ({'pattern': 'body'}, 'groups must be a list'),
+        ([{'lr': 1}], 'groups must be a list'),
+        ([{'pattern': '(body'}], r"pattern '\(body'"),
+        ([{'pattern': 'body', 'weight_dekay': 1}], "did you mean 'weight_decay'"),
+    ],
+)
+def test_groups_that_cannot_be_are_named(run, train_opt, groups, message):
+    with pytest.raises(ValueError, match=message):
+        run(train_opt(train__optim_g={'type': 'AdamW', 'lr': 1e-3, 'groups': groups}))
