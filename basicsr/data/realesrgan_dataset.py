@@ -53,7 +53,8 @@ class RealESRGANDataset(Dataset):
             * ``meta_info``: optional list of GT names, one a line;
             * ``gt_size``: side of the patches to train on; ``crop_size``: side of the patch that is
               degraded, of which they are cut, default 25/16 of ``gt_size`` (400 for 256);
-            * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset;
+            * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset; images
+              that are degraded in workers are floats all the same;
             * of ``draw_kernels``, and with ``degrade_on`` of ``draw_recipe`` and ``make_pairs``;
             * ``degrade_on``: 'device' (default) or 'worker': whether the model makes the LQ images
               or this dataset.

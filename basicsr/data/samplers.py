@@ -84,7 +84,7 @@ class NumberedOrder(Sampler[int]):
 
     def indices(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Indices of the samples at ``places`` (int64) of an epoch, all below ``total_size``."""
-        raise NotImplementedError
+        raise NotImplementedError(f'{type(self).__name__} defines no indices.')
 
     def stream(self, number: int, step: int) -> Iterator[int]:
         """Indices of the samples ``number``, ``number + step``, …, without end."""

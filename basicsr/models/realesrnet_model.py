@@ -171,7 +171,7 @@ class BlindDegradation(BaseModel):
         lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
         if drawn:  # what the kernels were drawn from
             recipes = [its | recipe for its, recipe in zip(drawn, recipes, strict=True)]
-        return {**data, 'lq': lq, 'gt': gt, 'recipe': [json.dumps(recipe) for recipe in recipes]}
+        return {**data, 'lq': lq, 'gt': gt, 'recipe': recipes}
 
     def _recipe_file(self) -> Path:
         folder = Path(self.opt['path']['experiments_root'])
@@ -181,9 +181,11 @@ class BlindDegradation(BaseModel):
         rank, world_size = get_dist_info()
         sample = self.samples_seen - len(data['recipe']) * world_size + rank
         with self._recipe_file().open('a', encoding='utf-8') as file:
-            for number, text in enumerate(data['recipe']):
+            for number, recipe in enumerate(data['recipe']):
                 row = {'sample': sample + number * world_size, 'gt_path': data['gt_path'][number]}
-                file.write(json.dumps(row | json.loads(text)) + '\n')
+                # A text, if a worker has degraded the sample.
+                recipe = json.loads(recipe) if isinstance(recipe, str) else recipe
+                file.write(json.dumps(row | recipe) + '\n')
 
     def extra_state(self) -> dict[str, Any]:
         """The pools of all ranks."""

@@ -19,7 +19,6 @@ from basicsr.archs import build_network
 from basicsr.data import gpus_per_process, shard
 from basicsr.data.data_util import image_name
 from basicsr.losses import build_loss
-from basicsr.losses.gan_loss import GANLoss
 from basicsr.metrics import calculate_metric
 from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info
 from basicsr.utils.figures import side_by_side
@@ -156,11 +155,12 @@ class SRModel(BaseModel):
             if name in _OWN_LOSSES:
                 raise ValueError(f"train.losses: '{name}' is another loss; give a new name.")
             self.cri_others[name] = build_loss(options).to(self.device)
-            if isinstance(self.cri_others[name], GANLoss):
+            if is_adversarial(self.cri_others[name]):
                 raise ValueError(
                     'train.losses: an adversarial loss has its own place, train.gan_opt, in the '
                     'options of an adversarial model.'
                 )
+        self._num_images = {name: _number_of_images(loss) for name, loss in self.cri_others.items()}
         if self.needs_fidelity_loss and not (
             self.cri_pix or self.cri_perceptual or self.cri_others
         ):
@@ -187,10 +187,11 @@ class SRModel(BaseModel):
             if 'lr' in described:
                 described['lr'] *= factor
         optimizer = self.get_optimizer(name, groups, **options)
-        for key in {key for group in groups for key in group} - {'params', *optimizer.defaults}:
+        given = {argument for group in groups for argument in group}
+        for unknown in given - {'params', *optimizer.defaults}:
             if optimizer.defaults:  # of several there are none
-                hint = did_you_mean(key, optimizer.defaults)
-                raise ValueError(f"train.{key}: groups have no argument '{key}'{hint}")
+                hint = did_you_mean(unknown, optimizer.defaults)
+                raise ValueError(f"train.{key}: groups have no argument '{unknown}'{hint}")
         return optimizer
 
     def _learning_rate_factor(self) -> float:
@@ -237,7 +238,7 @@ class SRModel(BaseModel):
                 self.output, self.target('percep')
             )
         for name, loss in self.cri_others.items():
-            arguments = [self.output, self.target(name)][: _number_of_images(loss)]
+            arguments = [self.output, self.target(name)][: self._num_images[name]]
             value = loss(*arguments)
             if isinstance(value, tuple):  # a perceptual loss
                 value, values[f'{name}_style'] = value
@@ -461,6 +462,11 @@ class SRModel(BaseModel):
             nets, keys = [*nets, self.net_g_ema], [*keys, 'params_ema']
         self.save_network(nets, 'net_g', current_iter, keys)
         self.save_training_state(epoch, current_iter)
+
+
+def is_adversarial(loss: torch.nn.Module) -> bool:
+    """Whether a loss judges logits as those of real images or not, as GANLoss does."""
+    return 'target_is_real' in inspect.signature(loss.forward).parameters
 
 
 def _number_of_images(loss: torch.nn.Module) -> int:

@@ -6,7 +6,6 @@ Locally Discriminative Learning Approach to Realistic Image Super-Resolution (LD
 Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
 """
 
-import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from basicsr.losses.loss_util import get_refined_artifact_map
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.registry import MODEL_REGISTRY
 
-from .sr_model import SRModel
+from .sr_model import SRModel, is_adversarial
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class SRGANModel(SRModel):
         if not train_opt.get('gan_opt'):
             raise ValueError('train.gan_opt: required by adversarial training, and not given.')
         self.cri_gan = build_loss(train_opt['gan_opt']).to(self.device)
-        if 'target_is_real' not in inspect.signature(self.cri_gan.forward).parameters:
+        if not is_adversarial(self.cri_gan):
             raise ValueError(
                 f'train.gan_opt: {type(self.cri_gan).__name__} is no adversarial loss, such as '
                 'GANLoss.'
