@@ -38,7 +38,7 @@ def measure_step(folder: Path, quick: bool) -> Result:
     for size, images in sizes.items():
         files = photo_pairs(folder, *size, images)
         sides[size, cores] = partial(in_child, decoded, files, 4 if quick else 24, cores)
-    raw = in_turn(sides, 1 if quick else 3)
+    raw = in_turn(sides, 1 if quick else 5)
     least = {side: 1000 * min(times) for side, times in raw.items()}
     rows = [
         Row(

@@ -17,6 +17,7 @@ from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.registry import DATASET_REGISTRY, import_name, plugin_modules
 from basicsr.utils.rng import seed_cpu, seeded
 
+from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
 from .prefetch_dataloader import PrefetchDataLoader
 from .sample_stream import SampleStream
@@ -74,6 +75,7 @@ def build_dataloader(
         raise ValueError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
     rank, world_size = get_dist_info()
     workers = dataset_opt.get('num_worker_per_gpu', 0)
+    prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
     options: dict[str, Any] = {
         'pin_memory': dataset_opt.get('pin_memory', False),
         'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
@@ -91,6 +93,8 @@ def build_dataloader(
         if dataset_opt.get('collate_fn') is not None:
             name = dataset_opt['collate_fn']
             options['collate_fn'] = import_name(name, 'datasets.train.collate_fn')
+        elif prefetch and start is not None:
+            options['collate_fn'] = BatchMemory()
     elif isinstance(dataset, IterableDataset):
         raise ValueError(
             f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
@@ -98,7 +102,6 @@ def build_dataloader(
         )
     else:
         options.update(batch_size=1, shuffle=False)
-    prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') == 'cpu'
     if phase == 'train' and prefetch:
         # A thread without worker processes would share its random generators with the step.
         workers = max(workers, 1)

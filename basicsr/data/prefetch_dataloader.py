@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from .batch_memory import BatchMemory
+
 
 class PrefetchGenerator(threading.Thread):
     """A thread that keeps the next items of an iterable ready.
@@ -74,7 +76,10 @@ class PrefetchDataLoader(DataLoader):
         super().__init__(**kwargs)
 
     def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
-        producer = PrefetchGenerator(super().__iter__(), self.num_prefetch_queue)
+        batches: Iterator = super().__iter__()
+        if isinstance(self.collate_fn, BatchMemory):
+            batches = BatchMemory.unpack(batches, self.pin_memory)
+        producer = PrefetchGenerator(batches, self.num_prefetch_queue)
         try:
             yield from producer
         finally:

@@ -29,7 +29,7 @@ from .metric_util import reorder_image, to_255, to_y_channel
 
 _WINDOW = 11
 _SIGMA = 1.5
-_STRIP = 32  # rows that are computed at a time: their planes stay in the processor's cache
+_STRIP = 64  # rows that are computed at a time: their planes stay in the processor's cache
 _C1 = (0.01 * 255) ** 2
 _C2 = (0.03 * 255) ** 2
 
@@ -89,9 +89,9 @@ def calculate_ssim(
 
     Only windows of 11 x 11 pixels that lie in the image count.
     """
-    img, img2 = _prepare(img, img2, crop_border, input_order, test_y_channel)
+    img, img2 = _prepare(img, img2, crop_border, input_order, test_y_channel=False)
     _check_window(img.shape[:2])
-    return _ssim(img, img2)
+    return _ssim(img, img2, luma=test_y_channel and img.shape[2] == 3)
 
 
 @METRIC_REGISTRY.register()
@@ -148,38 +148,44 @@ def _gaussian() -> np.ndarray:
     return kernel / kernel.sum()
 
 
-def _ssim(img: np.ndarray, img2: np.ndarray) -> float:
+def _ssim(img: np.ndarray, img2: np.ndarray, luma: bool) -> float:
     """SSIM of two images (h, w, c) in [0, 255]: eq. 13, averaged over windows and channels."""
     height, width, channels = img.shape
+    if luma:
+        channels = 1
     strips = list(itertools.product(range(channels), range(0, height - _WINDOW + 1, _STRIP)))
     threads = min(4, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         shares = [strips[i::threads] for i in range(threads)]
-        sums = pool.map(lambda share: _ssim_sums(img, img2, share), shares)
+        sums = pool.map(lambda share: _ssim_sums(img, img2, share, luma), shares)
         total = math.fsum(itertools.chain.from_iterable(sums))
     return total / ((height - _WINDOW + 1) * (width - _WINDOW + 1) * channels)
 
 
-def _ssim_sums(img: np.ndarray, img2: np.ndarray, strips: Sequence[tuple[int, int]]) -> list[float]:
+def _ssim_sums(
+    img: np.ndarray, img2: np.ndarray, strips: Sequence[tuple[int, int]], luma: bool
+) -> list[float]:
     """Sums of the SSIM of the windows of each strip (channel, first row).
 
     All arithmetic is in place, for making arrays would take longer than that.
     """
     kernel, margin = _gaussian(), _WINDOW // 2
-    memory = np.empty((9, _STRIP + 2 * margin, img.shape[1]))
+    memory = np.empty((5, _STRIP + 2 * margin, img.shape[1]))
     sums = []
     for channel, top in strips:
         rows = slice(top, top + _STRIP + 2 * margin)
-        x_rows, y_rows = img[rows, :, channel], img2[rows, :, channel]
-        x, y, squares, product, *means, spare = memory[:, : len(x_rows)]
-        x[:], y[:] = x_rows, y_rows
+        strip = img[rows], img2[rows]
+        x, y, squares, product, spare = memory[:, : len(strip[0])]
+        x[:], y[:] = ((to_y_channel(i) if luma else i)[..., channel] for i in strip)
         np.multiply(x, x, out=squares)
         squares += np.multiply(y, y, out=spare)
         np.multiply(x, y, out=product)
-        for plane, mean in zip((x, y, squares, product), means, strict=True):
+        planes = x, y, squares, product
+        means = spare, x, y, squares  # each in place of the plane that is done with
+        for plane, mean in zip(planes, means, strict=True):
             cv2.sepFilter2D(plane, -1, kernel, kernel, mean)
         # Whole rows, which numpy is quicker with, though windows at their ends leave the image.
-        inside = (plane[margin:-margin] for plane in (*means, spare))
+        inside = (plane[margin:-margin] for plane in (*means, product))
         mean_x, mean_y, mean_squares, mean_product, result = inside
         np.multiply(mean_x, mean_y, out=result)
         mean_product -= result  # the covariance

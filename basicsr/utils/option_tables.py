@@ -108,14 +108,14 @@ class TrainDatasetOptions(DatasetOptions):
     )
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
         None,
-        description='cpu: a thread keeps batches ready; cuda: they are copied to the GPU ahead; ~: '
-        'cuda with pin_memory, else cpu if there are loader processes',
+        description='cpu: a thread keeps batches ready; cuda: it does, and they are copied to the '
+        'GPU ahead; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
     cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
     uint8_batch: bool = Field(
         False, description='8-bit images become floats on the device, not in the loader processes'
     )
-    num_prefetch_queue: int = Field(1, ge=1, description='batches kept ready by prefetch_mode cpu')
+    num_prefetch_queue: int = Field(1, ge=1, description='batches that the thread keeps ready')
 
 
 class DatasetsOptions(Section):

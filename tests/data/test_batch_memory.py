@@ -1,0 +1,141 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from basicsr.data import build_dataloader
+from basicsr.data.batch_memory import BatchMemory
+from basicsr.data.data_sampler import EnlargedSampler
+from basicsr.data.prefetch_dataloader import PrefetchDataLoader
+
+
+class Samples(Dataset):
+    """Samples of every kind of value; the size of ``gt`` follows from ``size(index)``."""
+
+    def __init__(self, size=lambda index: 4):
+        self.size = size
+
+    def __getitem__(self, index):
+        size = self.size(index)
+        return {
+            'lq_path': f'{index}.png',
+            'gt': torch.full((3, size, size), index, dtype=torch.uint8),
+            'lq': torch.full((3, 2, 2), index + 0.5),
+            'half': torch.full((2,), index, dtype=torch.bfloat16),
+            'number': index,
+            'nested': {'strength': torch.tensor(float(index))},
+        }
+
+    def __len__(self):
+        return 64
+
+
+def equal(a, b):
+    """Whether two batches have the same keys, in order, types and values."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    return a == b
+
+
+def as_default(loader, batches):
+    """Whether kept batches equal those of a plain loader: no slot was filled too early."""
+    return all(equal(a, b) for a, b in zip(batches, loader, strict=True))
+
+
+@pytest.mark.parametrize('workers', [1, 3])
+@pytest.mark.parametrize('queue', [1, 5])
+def test_batches_that_are_kept_equal_those_of_a_plain_loader(workers, queue):
+    options = {'dataset': Samples(), 'batch_size': 2, 'num_workers': workers}
+    reusing = list(PrefetchDataLoader(queue, collate_fn=BatchMemory(), **options))
+    assert as_default(DataLoader(**options), reusing)
+
+
+def test_a_slow_reader_gets_each_batch_as_it_was_made():
+    loader = PrefetchDataLoader(
+        1, dataset=Samples(), batch_size=4, num_workers=2, collate_fn=BatchMemory()
+    )
+    for number, batch in enumerate(loader):
+        torch.zeros(500, 500) @ torch.zeros(500, 500)  # meanwhile the workers go on
+        assert batch['number'].tolist() == list(range(4 * number, 4 * number + 4))
+        assert batch['gt'][:, 0, 0, 0].tolist() == batch['number'].tolist()
+
+
+def test_batches_of_varying_shapes_and_lengths_are_right():
+    options = {'dataset': Samples(lambda i: 4 + i // 16), 'batch_size': 5, 'num_workers': 2}
+    sampler = [i for i in range(64) if i % 16 < 15]  # 15 per size, three batches
+    reusing = PrefetchDataLoader(1, collate_fn=BatchMemory(), sampler=sampler, **options)
+    assert as_default(DataLoader(sampler=sampler, **options), list(reusing))
+
+
+def test_samples_of_different_shapes_fail_as_they_do_in_a_plain_loader():
+    loader = PrefetchDataLoader(
+        1,
+        dataset=Samples(lambda i: 5 if i == 9 else 4),
+        batch_size=2,
+        num_workers=1,
+        collate_fn=BatchMemory(),
+    )
+    with pytest.raises(RuntimeError, match='stack expects each tensor to be equal size'):
+        list(loader)
+
+
+def test_a_worker_fills_as_many_slots_as_can_be_on_their_way_and_one():
+    loader = DataLoader(Samples(), 2, num_workers=1, prefetch_factor=3, collate_fn=BatchMemory(3))
+    parcels = list(loader)
+    assert [parcel.slot for parcel in parcels[:6]] == [0, 1, 2, 3, 0, 1]
+    # Only the first use of a slot sends its memory; later ones fill that again.
+    assert [parcel.tensors is not None for parcel in parcels] == [True] * 4 + [False] * 28
+    assert parcels[0].tensors['lq'][0, 0, 0, 0] == 56.5, 'the 28th batch lies where the first did'
+
+
+def test_without_workers_and_for_other_samples_it_is_the_default():
+    samples = [Samples()[i] for i in range(3)]
+    assert equal(BatchMemory()(samples), default_collate(samples))
+    loader = PrefetchDataLoader(
+        1, dataset=list(range(6)), batch_size=3, num_workers=1, collate_fn=BatchMemory()
+    )
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([Samples()[i] for i in range(8)])
+
+
+@pytest.mark.parametrize('dataset', [Samples(), Stream()], ids=['map', 'stream'])
+@pytest.mark.parametrize('mode', ['cpu', 'cuda', None])
+def test_the_loader_of_a_training_gives_plain_batches(dataset, mode):
+    opt = {
+        'phase': 'train',
+        'batch_size_per_gpu': 4,
+        'num_worker_per_gpu': 1,
+        'prefetch_mode': mode,
+    }
+    sampler = None if isinstance(dataset, Stream) else EnlargedSampler(dataset, 1, 0)
+    loader = build_dataloader(dataset, opt, num_gpu=0, sampler=sampler, seed=1, start=0)
+    assert isinstance(loader.collate_fn, BatchMemory) == (mode is not None)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(20)]
+    for batch in kept:
+        numbers = batch['number'].tolist()
+        assert list(batch) == ['lq_path', 'gt', 'lq', 'half', 'number', 'nested']
+        assert batch['lq_path'] == [f'{n}.png' for n in numbers]
+        assert batch['gt'][:, 2, 3, 3].tolist() == numbers
+        assert batch['half'][:, 1].tolist() == numbers
+        assert batch['nested']['strength'].tolist() == numbers
+    assert len({tuple(batch['number'].tolist()) for batch in kept}) > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='page-locked memory needs a GPU')
+def test_copies_are_page_locked_if_asked_for():
+    loader = PrefetchDataLoader(
+        1,
+        dataset=Samples(),
+        batch_size=2,
+        num_workers=1,
+        pin_memory=True,
+        collate_fn=BatchMemory(),
+    )
+    assert all(batch['lq'].is_pinned() for batch in loader)
