@@ -22,6 +22,7 @@ from basicsr.data import build_dataloader, build_dataset, gpus_per_process
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
+from basicsr.models.optimization import evaluation_weights
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
@@ -79,6 +80,10 @@ def train_pipeline(root_path: str | Path) -> None:
         for val_loader in val_loaders:
             model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
 
+    def save(epoch: int, current_iter: int) -> None:
+        with evaluation_weights(model.optimizers):
+            model.save(epoch, current_iter)
+
     def is_due(current_iter: int) -> bool:
         frequency = opt['val'] and opt['val']['val_freq']
         return bool(frequency) and current_iter % frequency == 0
@@ -115,7 +120,7 @@ def train_pipeline(root_path: str | Path) -> None:
             log_line(log_vars | model.get_current_log())
         if current_iter % save_freq == 0 or current_iter == total_iter:
             logger.info('Saving models and training states.')
-            model.save(epoch, current_iter)
+            save(epoch, current_iter)
         if is_due(current_iter):
             validate(current_iter)
         data_timer.start()
@@ -124,7 +129,7 @@ def train_pipeline(root_path: str | Path) -> None:
     elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
     logger.info('End of training. Time consumed: %s', elapsed)
     logger.info('Save the latest model.')
-    model.save(epoch=-1, current_iter=-1)
+    save(epoch=-1, current_iter=-1)
     if opt['val'] and not is_due(total_iter):
         validate(total_iter)
     model.saver.close()

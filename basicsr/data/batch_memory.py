@@ -40,7 +40,7 @@ class BatchMemory:
         self._slots: list[dict[str, Tensor]] = [{}] * (prefetch_factor + 1)
         self._next = 0
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
+    def __call__(self, samples: list[Any]) -> Any:
         worker = get_worker_info()
         if worker is None or type(samples[0]) is not dict:
             return default_collate(samples)

@@ -24,12 +24,18 @@ from basicsr.utils.checkpoint import (
     select_params,
     strip_wrapper_prefixes,
 )
-from basicsr.utils.dist_util import get_dist_info, master_only
+from basicsr.utils.dist_util import from_master, get_dist_info, master_only
 from basicsr.utils.text import some
 
-from .optimization import build_optimizer, build_scheduler
+from .optimization import (
+    arguments_of,
+    build_optimizer,
+    build_scheduler,
+    evaluation_weights,
+    train_weights,
+)
 from .precision import Precision
-from .preparation import prepare_for_training
+from .preparation import channels_last_is_faster, prepare_for_training, use_channels_last
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ _PROGRESS = {
     *('last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'),
     *('T_cur', 'T_i'),  # of CosineAnnealingWarmRestarts
 }
-_GROUP_PROGRESS = {'params', 'initial_lr', 'scheduled_lr', 'fused'}
+_GROUP_PROGRESS = {'params', 'initial_lr', 'lr_before_warmup', 'fused'}
 
 
 class BaseModel:
@@ -51,6 +57,7 @@ class BaseModel:
         log_dict: Scalars of the last step, as tensors on the device.
         saver: Set by the training loop, which must not wait for the disk: a BackgroundSaver through
             which checkpoints are written; None: they are written at once.
+        channels_last: The memory layout of networks and batches; None until it is chosen.
         batch_tensors: Names of the attributes that hold a batch, which is split to accumulate
             gradients.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
@@ -74,6 +81,8 @@ class BaseModel:
         train_opt = opt.get('train') or {}
         self.precision = Precision(train_opt, self.device)
         self.accumulate = train_opt.get('accumulate', 1)
+        layout = train_opt.get('channels_last', False)
+        self.channels_last = None if layout == 'auto' else layout
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
@@ -114,7 +123,8 @@ class BaseModel:
             save_img: Write the results as images.
         """
         validate = self.dist_validation if self.opt['dist'] else self.nondist_validation
-        validate(dataloader, current_iter, tb_logger, save_img)
+        with evaluation_weights(self.optimizers):
+            validate(dataloader, current_iter, tb_logger, save_img)
 
     def _initialize_best_metric_results(self, dataset_name: str) -> None:
         """Start the record of a set's best scores, for the metrics that have none."""
@@ -182,6 +192,8 @@ class BaseModel:
             The losses, detached, of several parts their mean; and the norm of the gradient if it
             is clipped.
         """
+        if self.channels_last is None:
+            self._choose_layout()
         totals: OrderedDict[str, Tensor] = OrderedDict()
 
         def gradients() -> Tensor:
@@ -198,6 +210,18 @@ class BaseModel:
 
         norms = self.minimise(label, optimizer, gradients)
         return OrderedDict(totals, **norms)
+
+    def _choose_layout(self) -> None:
+        """``train.channels_last: auto``: measure ``net_g``, in the first step."""
+        net: nn.Module = self.get_bare_model(self.net_g)  # pyright: ignore[reportAttributeAccessIssue]
+        part: Tensor = self.lq.chunk(self.accumulate)[0]  # pyright: ignore[reportAttributeAccessIssue]
+        self._set_layout(from_master(channels_last_is_faster(net, part, self.autocast())))
+
+    def _set_layout(self, channels_last: bool) -> None:
+        self.channels_last = channels_last
+        for name, net in vars(self).items():
+            if channels_last and name.startswith('net_') and isinstance(net, nn.Module):
+                use_channels_last(net)
 
     def minimise(
         self, label: str, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]
@@ -313,13 +337,13 @@ class BaseModel:
         self.current_iter = current_iter
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         for group in groups:  # schedulers go on from the rate without the warm-up factor
-            group['lr'] = group.get('scheduled_lr', group['lr'])
+            group['lr'] = group.get('lr_before_warmup', group['lr'])
         if current_iter > 1:
             for scheduler in self.schedulers:
                 scheduler.step()
         factor = current_iter / warmup_iter if current_iter < warmup_iter else 1
         for group in groups:
-            group['scheduled_lr'] = group['lr']
+            group['lr_before_warmup'] = group['lr']
             group['lr'] = group['lr'] * factor
 
     def get_current_learning_rate(self) -> list[float]:
@@ -483,6 +507,7 @@ class BaseModel:
             'best_metric_results': self.best_metric_results,
             'types': self._types(),
             'precision': self.precision.state_dict(),
+            'channels_last': self.channels_last,
             **extra,
         }
         self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
@@ -519,20 +544,24 @@ class BaseModel:
             )
         for optimizer, state in zip(self.optimizers, resume_state['optimizers'], strict=True):
             for group, saved in zip(optimizer.param_groups, state['param_groups'], strict=False):
-                rate = {'lr': saved.get('initial_lr', saved.get('scheduled_lr', saved['lr']))}
-                _warn_of_changes('optimizer', group, {**saved, **rate}, _GROUP_PROGRESS)
+                rate = {'lr': saved.get('initial_lr', saved.get('lr_before_warmup', saved['lr']))}
+                given = {k: v for k, v in group.items() if k in arguments_of(optimizer)}
+                _warn_of_changes('optimizer', given, {**saved, **rate}, _GROUP_PROGRESS)
             try:
                 optimizer.load_state_dict(deepcopy(state))
             except ValueError as error:
                 raise ValueError(
                     f'the training state does not fit the optimizer: {error}'
                 ) from error
+        train_weights(self.optimizers)
         for scheduler, state in zip(self.schedulers, resume_state['schedulers'], strict=True):
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)
             scheduler.load_state_dict(deepcopy(state))
         self.best_metric_results = deepcopy(resume_state.get('best_metric_results', {}))
         if 'precision' in resume_state:
             self.precision.load_state_dict(resume_state['precision'])
+        if self.channels_last is None and resume_state.get('channels_last') is not None:
+            self._set_layout(resume_state['channels_last'])
         self.load_extra_state(resume_state)
 
 

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,6 +58,39 @@ def _can_be_fused(params: Tensor | Mapping[str, Any]) -> bool:
     if isinstance(params, Mapping):
         return all(map(_can_be_fused, params['params']))
     return params.is_floating_point() and params.device.type in ('cpu', 'cuda')
+
+
+def arguments_of(optimizer: Optimizer) -> set[str]:
+    """Names of the arguments of an optimizer, or of the parts that it is made of."""
+    parts = getattr(optimizer, 'optimizers', [optimizer])
+    return {name for part in parts for name in inspect.signature(type(part)).parameters}
+
+
+def train_weights(optimizers: Iterable[Optimizer]) -> None:
+    """Let networks have the weights that are trained."""
+    for optimizer in filter(_has_two_weights, optimizers):
+        optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Within the block networks have the weights that are the result of the training.
+
+    Schedule-free optimizers (Aaron Defazio et al., "The Road Less Scheduled", NeurIPS 2024,
+    https://arxiv.org/abs/2405.15682) take gradients at other ones, and have ``train`` and ``eval``
+    to change between them.
+    """
+    optimizers = list(optimizers)
+    for optimizer in filter(_has_two_weights, optimizers):
+        optimizer.eval()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        train_weights(optimizers)
+
+
+def _has_two_weights(optimizer: Optimizer) -> bool:
+    return hasattr(optimizer, 'train') and hasattr(optimizer, 'eval')
 
 
 class JointOptimizer(Optimizer):

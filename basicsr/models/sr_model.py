@@ -29,7 +29,7 @@ from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
 
 from .base_model import BaseModel
-from .optimization import parameter_groups
+from .optimization import parameter_groups, train_weights
 
 logger = logging.getLogger(__name__)
 
@@ -109,12 +109,14 @@ class SRModel(BaseModel):
         self.init_losses()
         self._check_sums()
         self.setup_optimizers()
+        train_weights(self.optimizers)
         self.setup_schedulers()
 
     def _warn_of_own_step(self) -> None:
         """Say which options a subclass passes by that makes its steps itself."""
         train_opt = self.opt['train']
         names = [n for n in ('amp', 'clip_grad_norm', 'clip_grad_value') if train_opt.get(n)]
+        names += ['channels_last: auto'] if self.channels_last is None else []
         names += ['accumulate'] if self.accumulate > 1 else []
         if names and not type(self).optimize_parameters.__module__.startswith('basicsr.'):
             logger.warning(
@@ -214,8 +216,7 @@ class SRModel(BaseModel):
             del self.gt  # of the batch before
 
     def _to_device(self, images: Tensor) -> Tensor:
-        channels_last = self.is_train and self.opt['train'].get('channels_last', False)
-        layout = torch.channels_last if channels_last else torch.preserve_format
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
         return images.to(self.device, non_blocking=True, memory_format=layout)
 
     def optimize_parameters(self, current_iter: int) -> None:

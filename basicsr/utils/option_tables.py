@@ -191,7 +191,9 @@ class TrainOptions(Section):
     compile: bool | dict[str, Any] = Field(
         False, description='torch.compile the trained networks; or its arguments'
     )
-    channels_last: bool = Field(False, description='memory layout of networks and images')
+    channels_last: bool | Literal['auto'] = Field(
+        False, description='memory layout of networks and images; auto: the first step measures'
+    )
     checkpoint_activations: bool = Field(
         False, description='less memory, a third more time: chains of blocks are computed twice'
     )

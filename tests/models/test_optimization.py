@@ -5,7 +5,13 @@ import torch
 from runs import checkpoint, differences, log_text, rows
 from torch import nn
 
-from basicsr.models.optimization import build_optimizer, build_scheduler, parameter_groups
+from basicsr.models.optimization import (
+    build_optimizer,
+    build_scheduler,
+    evaluation_weights,
+    parameter_groups,
+    train_weights,
+)
 
 # Those that are tested on their own, the abstract one, and one for sparse gradients.
 SPECIAL = {'LBFGS', 'Muon', 'Optimizer', 'SparseAdam'}
@@ -283,3 +289,46 @@ def test_a_transformer_is_trained_with_muon_and_resumed(run, train_opt):
 def test_groups_that_cannot_be_are_named(run, train_opt, groups, message):
     with pytest.raises(ValueError, match=message):
         run(train_opt(train__optim_g={'type': 'AdamW', 'lr': 1e-3, 'groups': groups}))
+
+
+FREE = {'type': 'schedulefree:AdamWScheduleFree', 'lr': 1e-2, 'warmup_steps': 3}
+
+
+def test_a_schedule_free_optimizer_is_resumed_with_equal_bits(run, train_opt):
+    """The weights of a checkpoint and of a validation are not those that gradients are taken at."""
+    opts = {'train__optim_g': FREE, 'train__warmup_iter': 2, 'train__ema_decay': 0}
+    whole = run(train_opt(name='whole', **opts))
+    run(train_opt(name='cut', train__total_iter=4, **opts))
+    cut = run(train_opt(name='cut', **opts), '--auto_resume')
+    assert rows(cut) == rows(whole)
+    for name in ('6.state', 'net_g_6.pth', 'net_g_latest.pth'):
+        assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []
+    assert 'is not used' not in log_text(cut).replace('\n', ' ')
+
+
+def test_a_checkpoint_holds_the_weights_that_a_schedule_free_optimizer_evaluates(run, train_opt):
+    folder = run(train_opt(train__optim_g=FREE, train__ema_decay=0))
+    state = checkpoint(folder, '6.state')['optimizers'][0]
+    assert not state['param_groups'][0]['train_mode']
+    # It never trained at other rates than its own warm-up says.
+    assert state['param_groups'][0]['lr_max'] == pytest.approx(1e-2)
+    losses = [row['losses/l_pix'] for row in rows(folder) if 'losses/l_pix' in row]
+    assert losses[-1] < losses[0]
+
+
+def test_schedule_free_weights_change_for_a_block_and_back():
+    from schedulefree import SGDScheduleFree
+
+    weight = nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = SGDScheduleFree([weight], lr=0.1)
+    train_weights([optimizer])
+    for _ in range(4):
+        optimizer.zero_grad()
+        (weight**2).sum().backward()
+        optimizer.step()
+    trained = weight.detach().clone()
+    with evaluation_weights([optimizer, torch.optim.SGD([weight], 0.1)]):
+        z, x = optimizer.state[weight]['z'], weight.detach().clone()
+    torch.testing.assert_close(weight.detach(), trained)
+    torch.testing.assert_close(trained, 0.9 * x + 0.1 * z)  # eq. 1 of the paper, with beta 0.9
+    assert not torch.allclose(x, trained)

@@ -1,13 +1,16 @@
 """What is done to networks before they are trained."""
 
+from contextlib import nullcontext
+from copy import deepcopy
+
 import pytest
 import torch
 from runs import checkpoint, differences
 from torch import nn
 
 from basicsr.archs import build_network
-from basicsr.models import build_model
-from basicsr.models.preparation import prepare_for_training
+from basicsr.models import build_model, preparation
+from basicsr.models.preparation import channels_last_is_faster, prepare_for_training
 
 
 def gradients(net, x):
@@ -181,3 +184,52 @@ def test_tf32_is_switched_for_products_and_convolutions(run, train_opt):
     finally:
         torch.set_float32_matmul_precision(products)
         cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize(('usual', 'last', 'chosen'), [(1.0, 0.9, True), (1.0, 0.98, False)])
+def test_a_layout_is_taken_if_it_saves_three_percent(monkeypatch, usual, last, chosen):
+    now, net = [0.0], network()
+
+    def passes(*_):
+        is_last = net.conv_first.weight.is_contiguous(memory_format=torch.channels_last)
+        now[0] += last if is_last else usual
+
+    monkeypatch.setattr(preparation.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(preparation, '_pass_through', passes)
+    assert channels_last_is_faster(net, torch.rand(2, 3, 8, 8), nullcontext()) is chosen
+    assert net.conv_first.weight.is_contiguous()
+
+
+def test_measuring_a_layout_leaves_no_trace():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(), nn.Conv2d(4, 3, 3))
+    images = torch.rand(2, 3, 8, 8)
+    before, state = deepcopy(net.state_dict()), torch.get_rng_state()
+    channels_last_is_faster(net, images, nullcontext())
+    assert differences(before, net.state_dict()) == []
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None and p.is_contiguous() for p in net.parameters())
+
+
+@pytest.mark.parametrize('chosen', [False, True])
+def test_a_measured_layout_trains_as_one_that_is_given_and_is_resumed(
+    run, train_opt, monkeypatch, chosen
+):
+    asked = []
+
+    def measure(net, lq, autocast):
+        asked.append(tuple(lq.shape))
+        return chosen
+
+    monkeypatch.setattr('basicsr.models.base_model.channels_last_is_faster', measure)
+    given = run(train_opt(name='given', train__channels_last=chosen, train__accumulate=2))
+    options = {'train__channels_last': 'auto', 'train__accumulate': 2}
+    whole = run(train_opt(name='whole', **options))
+    run(train_opt(name='cut', train__total_iter=4, **options))
+    cut = run(train_opt(name='cut', **options), '--auto_resume')
+    assert asked == [(1, 3, 8, 8)] * 2, 'once a run, on a part of its batch, and never on a resume'
+    assert checkpoint(cut, '6.state')['channels_last'] is chosen
+    for name in ('6.state', 'net_g_6.pth'):
+        assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []
+    a, b = (checkpoint(folder, 'net_g_6.pth')['params'] for folder in (given, whole))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-6)
