@@ -31,10 +31,15 @@ def prepare_for_training(net: nn.Module, train_opt: Mapping[str, Any], dist: boo
         freeze_norms(net)
     if train_opt.get('checkpoint_activations'):
         _checkpoint_chains(net)
+    compile_if_asked(net, train_opt)
+    return net
+
+
+def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
+    """``train.compile``, in place: the state dict keeps its keys."""
     options = train_opt.get('compile')
     if options:
-        net.compile(**(options if isinstance(options, Mapping) else {}))
-    return net
+        module.compile(**(options if isinstance(options, Mapping) else {}))
 
 
 def use_channels_last(net: nn.Module) -> None:

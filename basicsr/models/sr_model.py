@@ -30,6 +30,7 @@ from basicsr.utils.text import did_you_mean
 
 from .base_model import BaseModel
 from .optimization import parameter_groups, train_weights
+from .preparation import compile_if_asked
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class SRModel(BaseModel):
         """Build ``cri_pix``, ``cri_perceptual``, and ``cri_others`` by name."""
         train_opt = self.opt['train']
         self.cri_pix, self.cri_perceptual = (
-            build_loss(train_opt[key]).to(self.device) if train_opt.get(key) else None
+            self._build_loss(train_opt[key]) if train_opt.get(key) else None
             for key in ('pixel_opt', 'perceptual_opt')
         )
         self.cri_others: dict[str, torch.nn.Module] = {}
@@ -156,7 +157,7 @@ class SRModel(BaseModel):
                 raise ValueError(f"train.losses: two are called '{name}'; give each a name.")
             if name in _OWN_LOSSES:
                 raise ValueError(f"train.losses: '{name}' is another loss; give a new name.")
-            self.cri_others[name] = build_loss(options).to(self.device)
+            self.cri_others[name] = self._build_loss(options)
             if is_adversarial(self.cri_others[name]):
                 raise ValueError(
                     'train.losses: an adversarial loss has its own place, train.gan_opt, in the '
@@ -167,6 +168,11 @@ class SRModel(BaseModel):
             self.cri_pix or self.cri_perceptual or self.cri_others
         ):
             raise ValueError('no loss: give train.pixel_opt, train.perceptual_opt or train.losses.')
+
+    def _build_loss(self, options: dict) -> torch.nn.Module:
+        loss = build_loss(options).to(self.device)
+        compile_if_asked(loss, self.opt['train'])
+        return loss
 
     def setup_optimizers(self) -> None:
         self.optimizer_g = self._optimizer_of(self.net_g, 'optim_g')

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from basicsr.archs import build_network
-from basicsr.losses import build_loss
 from basicsr.losses.loss_util import get_refined_artifact_map
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.registry import MODEL_REGISTRY
@@ -82,7 +81,7 @@ class SRGANModel(SRModel):
         train_opt = self.opt['train']
         if not train_opt.get('gan_opt'):
             raise ValueError('train.gan_opt: required by adversarial training, and not given.')
-        self.cri_gan = build_loss(train_opt['gan_opt']).to(self.device)
+        self.cri_gan = self._build_loss(train_opt['gan_opt'])
         if not is_adversarial(self.cri_gan):
             raise ValueError(
                 f'train.gan_opt: {type(self.cri_gan).__name__} is no adversarial loss, such as '
@@ -92,7 +91,7 @@ class SRGANModel(SRModel):
         if train_opt.get('ldl_opt'):
             if self.ema_decay == 0:
                 raise ValueError('train.ldl_opt compares with net_g_ema: set train.ema_decay.')
-            self.cri_ldl = build_loss(train_opt['ldl_opt']).to(self.device)
+            self.cri_ldl = self._build_loss(train_opt['ldl_opt'])
 
     def setup_optimizers(self) -> None:
         super().setup_optimizers()

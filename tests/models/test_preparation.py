@@ -1,11 +1,13 @@
 """What is done to networks before they are trained."""
 
+import shutil
 from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
 import torch
-from runs import checkpoint, differences
+from blind import blind
+from runs import checkpoint, differences, rows
 from torch import nn
 
 from basicsr.archs import build_network
@@ -148,6 +150,42 @@ def test_compiled_networks_train_validate_and_save_the_usual_keys(run, train_opt
     assert a.keys() == b.keys()
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which('g++') is None, reason='torch.compile needs a C++ compiler')
+def test_networks_and_losses_compiled_to_code_train_as_they_do_without(run, train_opt):
+    losses = [{'type': 'CharbonnierLoss', 'loss_weight': 0.1}]
+    options = {'train__losses': losses, 'train__total_iter': 3}
+    plain = run(train_opt(name='plain', **options))
+    compiled = run(train_opt(name='compiled', train__compile=True, **options))
+    for a, b in zip(rows(plain), rows(compiled), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    a, b = (checkpoint(folder, 'net_g_3.pth') for folder in (plain, compiled))
+    for key in a['params']:
+        torch.testing.assert_close(a['params'][key], b['params'][key], rtol=0, atol=1e-5)
+
+
+def test_losses_and_sharpening_are_compiled_with_the_networks(train_opt):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    opt = blind(train_opt(), 'RealESRGANModel')
+    opt['train'].update(compile={'backend': backend}, losses=[{'type': 'CharbonnierLoss'}])
+    opt['datasets']['train']['scale'] = 2
+    model = build_model(opt | {'dist': False, 'is_train': True})
+    images = torch.rand(2, 3, 16, 16)
+    for module, arguments in (
+        (model.cri_pix, (images, images)),
+        (model.cri_others['charbonnier'], (images, images)),
+        (model.cri_gan, (images, True)),
+        (model.usm_sharpener, (images,)),
+    ):
+        before = len(graphs)
+        module(*arguments)
+        assert len(graphs) > before, type(module)
 
 
 def test_a_validation_of_images_of_many_sizes_compiles_nothing(train_opt):
