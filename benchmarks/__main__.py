@@ -20,13 +20,14 @@ import torchvision
 
 from basicsr.version import __version__
 
-from . import degradations, folder, metrics, sampler, samples, startup, training, validation
+from . import degradations, folder, metrics, modes, sampler, samples, startup, training, validation
 from .measure import Result, Row
 
 BENCHMARKS: dict[str, Callable[[Path, bool], Result]] = {
     'samples': samples.measure,
     'step': training.measure_step,
     'uint8': training.measure_uint8,
+    'modes': modes.measure,
     'validation': validation.measure,
     'metrics': metrics.measure,
     'degradations': degradations.measure,

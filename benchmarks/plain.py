@@ -86,9 +86,9 @@ def turned_crops(gt: np.ndarray, lq: np.ndarray) -> list[np.ndarray]:
     return crops
 
 
-def train(batches: Iterable[dict[str, Tensor]], skip: int) -> float:
+def train(batches: Iterable[dict[str, Tensor]], skip: int, device: str = 'cpu') -> float:
     """Make a step with every batch; returns seconds per step, not counting the first ``skip``."""
-    net, l1 = build_network(NETWORK), torch.nn.L1Loss()
+    net, l1 = build_network(NETWORK).to(device), torch.nn.L1Loss()
     optimizer = torch.optim.Adam(net.parameters(), lr=LR)
     start, steps = 0.0, 0
     for steps, batch in enumerate(batches, 1):
@@ -96,5 +96,12 @@ def train(batches: Iterable[dict[str, Tensor]], skip: int) -> float:
         l1(net(batch['lq']), batch['gt']).backward()
         optimizer.step()
         if steps == skip:
+            _wait_for(device)
             start = time.perf_counter()
+    _wait_for(device)
     return (time.perf_counter() - start) / (steps - skip)
+
+
+def _wait_for(device: str) -> None:
+    if device == 'cuda':
+        torch.cuda.synchronize()

@@ -84,8 +84,24 @@ def _prepare(
     return roots, count, skip
 
 
+def on_gpu(folder: str) -> list[float]:
+    """Seconds of an iteration of ours, and of the bare step, on the GPU."""
+    roots, _, _ = _prepare(Path(folder), (480, 480), quick=False)
+    threads = os.cpu_count() or 1
+    return [
+        ours(Path(folder), roots, 300, 100, {}, threads, num_gpu=1),
+        bare(roots, 300, 100, threads, device='cuda'),
+    ]
+
+
 def ours(
-    folder: Path, roots: tuple[Path, Path], count: int, skip: int, extra: dict, threads: int
+    folder: Path,
+    roots: tuple[Path, Path],
+    count: int,
+    skip: int,
+    extra: dict,
+    threads: int,
+    num_gpu: int = 0,
 ) -> float:
     """Seconds per iteration of ``train_pipeline``: between the first and the last log line."""
     torch.set_num_threads(threads)
@@ -102,7 +118,7 @@ def ours(
         'name': 'step',
         'model_type': 'SRModel',
         'scale': SCALE,
-        'num_gpu': 0,
+        'num_gpu': num_gpu,
         'datasets': {'train': dataset | extra},
         'network_g': NETWORK,
         'train': {
@@ -128,12 +144,15 @@ def ours(
     return (last - first).total_seconds() / (end - begin)
 
 
-def bare(roots: tuple[Path, Path], count: int, skip: int, threads: int) -> float:
+def bare(
+    roots: tuple[Path, Path], count: int, skip: int, threads: int, device: str = 'cpu'
+) -> float:
     """Seconds per step on one batch that stays in memory."""
     torch.set_num_threads(threads)
     dataset = DecodedPairs(*roots)
     batch = default_collate([dataset[i % len(dataset)] for i in range(BATCH)])
-    return train(itertools.repeat(batch, count), skip)
+    batch = {key: value.to(device) for key, value in batch.items()}
+    return train(itertools.repeat(batch, count), skip, device)
 
 
 def decoded(roots: tuple[Path, Path], count: int, threads: int) -> float:

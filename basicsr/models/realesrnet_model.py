@@ -21,7 +21,6 @@ from basicsr.utils.misc import atomic_path
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .base_model import BaseModel
-from .preparation import compile_if_asked
 from .sr_model import SRModel
 
 logger = logging.getLogger(__name__)
@@ -106,7 +105,6 @@ class BlindDegradation(BaseModel):
             self._make_pool(opt)
         super().__init__(opt)
         self.usm_sharpener = USMSharp().to(self.device)
-        compile_if_asked(self.usm_sharpener, opt.get('train') or {})
 
     def _check_options(self, opt: dict) -> None:
         train_set = opt['datasets']['train']

@@ -165,7 +165,7 @@ def test_networks_and_losses_compiled_to_code_train_as_they_do_without(run, trai
         torch.testing.assert_close(a['params'][key], b['params'][key], rtol=0, atol=1e-5)
 
 
-def test_losses_and_sharpening_are_compiled_with_the_networks(train_opt):
+def test_losses_are_compiled_with_the_networks(train_opt):
     graphs = []
 
     def backend(graph, inputs):
@@ -181,7 +181,6 @@ def test_losses_and_sharpening_are_compiled_with_the_networks(train_opt):
         (model.cri_pix, (images, images)),
         (model.cri_others['charbonnier'], (images, images)),
         (model.cri_gan, (images, True)),
-        (model.usm_sharpener, (images,)),
     ):
         before = len(graphs)
         module(*arguments)
