@@ -1,4 +1,4 @@
-"""The console command: ``basicsr train -opt FILE``, ``basicsr test -opt FILE``."""
+"""The console command: ``basicsr train -opt FILE``, ``basicsr test -opt FILE``, and tools."""
 
 import argparse
 import re
@@ -15,6 +15,7 @@ USAGE = """usage: basicsr COMMAND -opt FILE [flags]
 commands:
   train    train a network from an option file
   test     run a trained network on images, and score it
+  average  make networks of the averages that train.posthoc_ema has stored
   cache    list the caches of decoded images; `basicsr cache clear` removes them
 
 basicsr COMMAND --help lists the flags."""
@@ -26,6 +27,9 @@ def main() -> None:
     if command in ('-h', '--help'):
         sys.stdout.write(f'{USAGE}\n')
         sys.exit(0)
+    if command == 'average':
+        make_averages(sys.argv[2:])
+        return
     if command == 'cache':
         manage_caches(sys.argv[2:])
         return
@@ -39,6 +43,34 @@ def main() -> None:
     else:
         from basicsr.test import test_pipeline as pipeline
     run(pipeline, Path.cwd())
+
+
+def make_averages(arguments: list[str]) -> None:
+    """``basicsr average experiments/NAME --lengths 0.05 0.1 -o FILE.pth``."""
+    parser = argparse.ArgumentParser(prog='basicsr average', description=make_averages.__doc__)
+    parser.add_argument('experiment', help='folder of a run with train.posthoc_ema')
+    parser.add_argument(
+        '--length',
+        '--lengths',
+        dest='lengths',
+        nargs='+',
+        type=float,
+        required=True,
+        help='standard deviation of the average over the iterations so far: 0.1 for a tenth',
+    )
+    parser.add_argument('--iter', type=int, help='iteration to end at; default: the last one')
+    parser.add_argument(
+        '-o', dest='target', required=True, help='file; of several lengths, each is added to it'
+    )
+    args = parser.parse_args(arguments)
+
+    def write(_: Path) -> None:
+        from basicsr.models.averaging import write_averages
+
+        lines = write_averages(args.experiment, args.lengths, args.target, args.iter)
+        sys.stdout.write('\n'.join([*lines, '']))
+
+    run(write, Path.cwd())
 
 
 def manage_caches(arguments: list[str]) -> None:

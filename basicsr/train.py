@@ -23,6 +23,7 @@ from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, imag
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
 from basicsr.models.optimization import evaluation_weights
+from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
@@ -78,6 +79,8 @@ def train_pipeline(root_path: str | Path) -> None:
 
     def validate(current_iter: int) -> None:
         for val_loader in val_loaders:
+            if current_iter == total_iter:
+                validate_swa(model, val_loader, current_iter, writer)
             model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
 
     def save(epoch: int, current_iter: int) -> None:
@@ -86,7 +89,8 @@ def train_pipeline(root_path: str | Path) -> None:
 
     def is_due(current_iter: int) -> bool:
         frequency = opt['val'] and opt['val']['val_freq']
-        return bool(frequency) and current_iter % frequency == 0
+        # The last one comes when all else is done.
+        return bool(frequency) and current_iter < total_iter and current_iter % frequency == 0
 
     if start_iter and is_due(start_iter):
         validate(start_iter)  # a state is saved before the validation of its iteration
@@ -107,6 +111,7 @@ def train_pipeline(root_path: str | Path) -> None:
         model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
         model.feed_data(data)
         model.optimize_parameters(current_iter)
+        model.update_averages(current_iter)
         iter_timer.record()
 
         if current_iter == start_iter + 1:
@@ -128,9 +133,10 @@ def train_pipeline(root_path: str | Path) -> None:
 
     elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
     logger.info('End of training. Time consumed: %s', elapsed)
+    finish_swa(model, batches, batch_size)
     logger.info('Save the latest model.')
     save(epoch=-1, current_iter=-1)
-    if opt['val'] and not is_due(total_iter):
+    if opt['val']:
         validate(total_iter)
     model.saver.close()
     writer.close()

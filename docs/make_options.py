@@ -18,6 +18,7 @@ TABLES = {
     'datasets.val, datasets.val_*, datasets.test, datasets.test_*': options.DatasetOptions,
     'path': options.PathOptions,
     'train': options.TrainOptions,
+    'train.swa': options.SwaOptions,
     'val': options.ValOptions,
     'logger': options.LoggerOptions,
     'logger.wandb': options.WandbOptions,
@@ -64,7 +65,7 @@ def _type(annotation: Any) -> str:
         return ', '.join(_type(part) for part in parts if part is not type(None))
     if origin in (dict, list):
         return origin.__name__
-    return annotation.__name__
+    return 'section' if issubclass(annotation, options.Section) else annotation.__name__
 
 
 def _default(field: FieldInfo) -> Any:

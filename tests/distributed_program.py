@@ -26,6 +26,8 @@ class Interrupted(BaseException):
 def write_weights(model):
     nets = {name: getattr(model, name, None) for name in ('net_g', 'net_d', 'net_g_ema')}
     states = {name: model.get_bare_model(net).state_dict() for name, net in nets.items() if net}
+    if model.swa is not None:
+        states['swa'] = model.swa.network.state_dict()
     states['reductions'] = model.reductions
     path = model.opt['path']['experiments_root']
     torch.save(states, Path(path) / f'rank_{model.opt["rank"]}.pth')

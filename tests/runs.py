@@ -43,3 +43,13 @@ def differences(a, b, path=''):
             for d in differences(x, y, f'{path}/{i}')
         ]
     return [] if a == b else [path]
+
+
+def psnr_of(run, opt, weights, param_key):
+    """The PSNR that a test gives weights, on the validation set of a training run's options."""
+    kept = ('model_type', 'scale', 'num_gpu', 'network_g', 'val', 'plugins')
+    test = {'name': 'tested', **{key: opt[key] for key in kept if key in opt}}
+    test['datasets'] = {'val': opt['datasets']['val']}
+    test['path'] = {'pretrain_network_g': str(weights), 'param_key_g': param_key}
+    results = json.loads((run(test, pipeline='test') / 'results.json').read_text())
+    return results['sets']['val']['metrics']['psnr']

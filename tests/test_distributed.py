@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from blind import adversarial, blind, recipe_rows
-from runs import checkpoint, differences, log_text, rows
+from norms import with_norms
+from runs import checkpoint, differences, log_text, psnr_of, rows
 
 TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2')
 
@@ -196,6 +197,41 @@ def test_two_processes_accumulate_and_average_once_a_step(run, train_in_two, tra
         torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
         for ours, theirs in zip(rows(folder / name), rows(one), strict=True):
             assert ours == pytest.approx(theirs, rel=100 * tolerance)
+
+
+def test_two_processes_agree_on_networks_with_normalisation(run, train_in_two, train_opt, tmp_path):
+    """Layer norms train as in one process; of running statistics rank 0's count, also in averages
+    and where images of a validation are shared.
+    """
+    averages = {
+        'train__swa': {'start': 2, 'every': 1, 'bn_batches': 3},
+        'train__posthoc_ema': True,
+        'datasets__train__dataset_enlarge_ratio': 2,
+    }
+    whole, cut = (with_norms(train_opt(name=n, **averages), tmp_path) for n in ('whole', 'cut'))
+    layer = with_norms(restoring(train_opt, 'SRModel', 'layer'), tmp_path, 'layer')
+    folder = train_in_two((layer, None), (whole, None), (cut, 5), (cut, None))
+
+    batch = {'datasets__train__batch_size_per_gpu': 4}
+    one = run(with_norms(restoring(train_opt, 'SRModel', 'one', **batch), tmp_path, 'layer'))
+    ours, theirs = (checkpoint(f, 'net_g_4.pth') for f in (folder / 'layer', one))
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+    whole, cut = folder / 'whole', folder / 'cut'
+    ranks = [torch.load(whole / f'rank_{rank}.pth', weights_only=True) for rank in (0, 1)]
+    assert differences(ranks[0]['swa'], checkpoint(whole, 'net_g_latest.pth')['params_swa']) == []
+    for name in {*differences(*ranks)}:
+        assert 'running' in name, name
+    batch_statistics = [name for name in differences(*ranks) if '/swa/norms.batch' in name]
+    assert batch_statistics == [], 'of the batches of both'
+    for file in (*(f.name for f in (whole / 'models').iterdir()), '6.state'):
+        assert differences(*(checkpoint(f, file) for f in (whole, cut))) == []
+    assert rows(whole) == rows(cut)
+
+    *_, swa, ema = rows(whole)
+    opt, file = with_norms(train_opt(), tmp_path), whole / 'models/net_g_latest.pth'
+    assert psnr_of(run, opt, file, 'params_swa') == swa['metrics/val (SWA)/psnr']
+    assert psnr_of(run, opt, file, 'params_ema') == ema['metrics/val/psnr']
 
 
 def test_torchrun_alone_starts_the_training_script(

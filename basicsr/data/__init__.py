@@ -6,7 +6,7 @@ import logging
 import random
 import signal
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -143,13 +143,21 @@ def gpus_per_process(num_gpu: int, dist: bool) -> int:
     return 1 if dist else max(num_gpu, 1)
 
 
-def shard(loader: DataLoader, rank: int, world_size: int) -> DataLoader:
-    """A loader of one rank's share of a validation set: every ``world_size``-th image."""
+def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = None) -> DataLoader:
+    """A loader of one rank's share of a validation set: every ``world_size``-th image.
+
+    Args:
+        name: What the set is called in this loader; default: as it is.
+    """
+    dataset: Any = loader.dataset
+    if name is not None:
+        dataset = copy(dataset)
+        dataset.opt = {**dataset.opt, 'name': name}
     return PrefetchDataLoader(
         num_prefetch_queue=1,
-        dataset=loader.dataset,
+        dataset=dataset,
         batch_size=1,
-        sampler=range(rank, len(loader.dataset), world_size),  # pyright: ignore[reportArgumentType]
+        sampler=range(rank, len(dataset), world_size),  # pyright: ignore[reportArgumentType]
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import (
     BackgroundSaver,
@@ -25,8 +24,10 @@ from basicsr.utils.checkpoint import (
     strip_wrapper_prefixes,
 )
 from basicsr.utils.dist_util import from_master, get_dist_info, master_only
+from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.text import some
 
+from .averaging import PowerAverages, load_snapshot, move_average, snapshot_file
 from .optimization import (
     arguments_of,
     build_optimizer,
@@ -36,6 +37,7 @@ from .optimization import (
 )
 from .precision import Precision
 from .preparation import channels_last_is_faster, prepare_for_training, use_channels_last
+from .swa import StochasticAverage
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class BaseModel:
         channels_last: The memory layout of networks and batches; None until it is chosen.
         batch_tensors: Names of the attributes that hold a batch, which is split to accumulate
             gradients.
+        swa, power_averages: The averages of ``train.swa`` and ``train.posthoc_ema``, or None.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
@@ -76,6 +79,8 @@ class BaseModel:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.log_dict: Mapping[str, Any] = OrderedDict()
         self.saver: BackgroundSaver | None = None
+        self.swa: StochasticAverage | None = None
+        self.power_averages: PowerAverages | None = None
         self.samples_seen = 0
         self.current_iter = 0
         train_opt = opt.get('train') or {}
@@ -297,16 +302,18 @@ class BaseModel:
         logger.info('Network: %s, with parameters: %s', name, f'{parameters:,d}')
         logger.info('%s', bare)
 
-    @torch.no_grad()
     def model_ema(self, decay: float = 0.999) -> None:
         """Move ``net_g_ema`` towards ``net_g``: ``ema = decay * ema + (1 - decay) * net``.
 
         Parameters are averaged; buffers, such as running statistics, are copied.
         """
-        net, ema = self.get_bare_model(self.net_g), self.net_g_ema  # pyright: ignore[reportAttributeAccessIssue]
-        get_ema_multi_avg_fn(decay)(list(ema.parameters()), list(net.parameters()), None)
-        for own, current in zip(ema.buffers(), net.buffers(), strict=True):
-            own.copy_(current)
+        move_average(self.net_g_ema, self.get_bare_model(self.net_g), decay)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def update_averages(self, current_iter: int) -> None:
+        """Let ``train.swa`` and ``train.posthoc_ema`` take in the weights after an iteration."""
+        for average in (self.swa, self.power_averages):
+            if average is not None:
+                average.update(self.get_bare_model(self.net_g), current_iter)  # pyright: ignore[reportAttributeAccessIssue]
 
     def get_optimizer(
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
@@ -510,6 +517,11 @@ class BaseModel:
             'channels_last': self.channels_last,
             **extra,
         }
+        if self.swa is not None:
+            state['swa'] = self.swa.state_dict()
+        if self.power_averages is not None:
+            file = snapshot_file(self.opt['path']['models'], current_iter)
+            self._save(self.power_averages.state_dict(), file)
         self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
 
     def extra_state(self) -> dict[str, Any]:
@@ -562,6 +574,11 @@ class BaseModel:
             self.precision.load_state_dict(resume_state['precision'])
         if self.channels_last is None and resume_state.get('channels_last') is not None:
             self._set_layout(resume_state['channels_last'])
+        if self.swa is not None and 'swa' in resume_state:
+            self.swa.load_state_dict(resume_state['swa'])
+        if self.power_averages is not None:
+            models = folder_of_networks(self.opt['path'])
+            self.power_averages.load_state_dict(load_snapshot(models, resume_state['iter']))
         self.load_extra_state(resume_state)
 
 

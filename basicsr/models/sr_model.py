@@ -20,7 +20,7 @@ from basicsr.data import gpus_per_process, shard
 from basicsr.data.data_util import image_name
 from basicsr.losses import build_loss
 from basicsr.metrics import calculate_metric
-from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info
+from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info, share_buffers
 from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
@@ -28,9 +28,11 @@ from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
 
+from .averaging import PowerAverages
 from .base_model import BaseModel
 from .optimization import parameter_groups, train_weights
 from .preparation import compile_if_asked
+from .swa import StochasticAverage, let_swa_take_over
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class SRModel(BaseModel):
         self._gpu = torch.cuda.current_device() if self.device.type == 'cuda' else None
         if self.is_train:
             self.init_training_settings()
+            self.setup_averages()
 
     def _check_metrics(self) -> None:
         """Refuse metrics that do not exist or lack an argument, before anything is trained."""
@@ -112,6 +115,26 @@ class SRModel(BaseModel):
         self.setup_optimizers()
         train_weights(self.optimizers)
         self.setup_schedulers()
+
+    def setup_averages(self) -> None:
+        """Build what ``train.swa`` and ``train.posthoc_ema`` ask for."""
+        swa, lengths = (self.opt['train'].get(key) for key in ('swa', 'posthoc_ema'))
+        if swa:
+            self.swa = StochasticAverage(
+                swa, self.opt['train']['total_iter'], self._copy_of_net_g()
+            )
+            logger.info('SWA: the weights from iteration %d on enter.', self.swa.start)
+            if swa['lr'] is not None:
+                rate = {**swa, 'lr': swa['lr'] * self._learning_rate_factor()}
+                let_swa_take_over(self.schedulers, self.optimizer_g, rate, self.swa.start)
+        if lengths:
+            lengths = [0.05, 0.1] if lengths is True else lengths
+            self.power_averages = PowerAverages(lengths, self._copy_of_net_g)
+
+    def _copy_of_net_g(self) -> torch.nn.Module:
+        copy = build_network(self.opt['network_g']).to(self.device)
+        copy.load_state_dict(self.get_bare_model(self.net_g).state_dict())
+        return copy.eval()
 
     def _warn_of_own_step(self) -> None:
         """Say which options a subclass passes by that makes its steps itself."""
@@ -320,6 +343,7 @@ class SRModel(BaseModel):
                 self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
             barrier()
             return
+        share_buffers(self._network())
         share = shard(dataloader, rank, world_size)
         self._validate(share, current_iter, tb_logger, save_img, rank, world_size)
 
@@ -467,6 +491,8 @@ class SRModel(BaseModel):
         nets, keys = [self.net_g], ['params']
         if hasattr(self, 'net_g_ema'):
             nets, keys = [*nets, self.net_g_ema], [*keys, 'params_ema']
+        if self.swa is not None and self.swa.count:
+            nets, keys = [*nets, self.swa.network], [*keys, 'params_swa']
         self.save_network(nets, 'net_g', current_iter, keys)
         self.save_training_state(epoch, current_iter)
 

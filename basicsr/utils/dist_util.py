@@ -113,6 +113,16 @@ def barrier() -> None:
         dist.barrier()
 
 
+def share_buffers(net: torch.nn.Module) -> None:
+    """Give the network of every rank the buffers of rank 0's.
+
+    Running statistics differ after a step: DistributedDataParallel shares them before the next one.
+    """
+    if get_dist_info()[1] > 1:
+        for buffer in net.buffers():
+            dist.broadcast(buffer, 0)
+
+
 def from_master(value: Any) -> Any:
     """Rank 0's ``value``, on every rank."""
     if get_dist_info()[1] == 1:

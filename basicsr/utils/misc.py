@@ -190,9 +190,7 @@ def check_resume(opt: dict, resume_iter: int) -> None:
     path = opt['path']
     if not path.get('resume_state'):
         return
-    models = Path(path['resume_state']).resolve().parents[1] / 'models'
-    if not models.is_dir():
-        models = Path(path['models'])
+    models = folder_of_networks(path)
     ignored = path.get('ignore_resume_networks') or []
     for network in [key for key in opt if key.startswith('network_') and opt[key] is not None]:
         if network in ignored:
@@ -202,6 +200,12 @@ def check_resume(opt: dict, resume_iter: int) -> None:
         path[f'param_key_{label}'] = 'params'
         path[f'strict_load_{label}'] = True
         logger.info('Resume %s from %s', network, path[f'pretrain_{network}'])
+
+
+def folder_of_networks(path: dict) -> Path:
+    """Where the networks that belong to ``path.resume_state`` are."""
+    models = Path(path['resume_state']).resolve().parents[1] / 'models'
+    return models if models.is_dir() else Path(path['models'])
 
 
 def sizeof_fmt(size: float, suffix: str = 'B') -> str:

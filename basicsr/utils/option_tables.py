@@ -171,6 +171,23 @@ class ScaleOptions(Section):
     rule: Literal['linear', 'sqrt'] = Field('linear', description='of the ratio of the batches')
 
 
+class SwaOptions(Section):
+    """Keys of ``train.swa``."""
+
+    start: int | float = Field(
+        0.75, gt=0, description='first iteration whose weights enter; below 1: a share of the run'
+    )
+    every: int = Field(100, ge=1, description='iterations between weights that enter')
+    lr: float | None = Field(
+        None, gt=0, description='learning rate of net_g after start; ~: as scheduled'
+    )
+    anneal_iters: int = Field(500, ge=0, description='iterations in which the rate goes over to lr')
+    anneal: Literal['cos', 'linear'] = Field('cos', description='how it does')
+    bn_batches: int = Field(
+        100, ge=0, description='batches from which batch norms take their statistics at the end'
+    )
+
+
 class TrainOptions(Section):
     """Keys of ``train``."""
 
@@ -184,6 +201,14 @@ class TrainOptions(Section):
     warmup_iter: int = Field(-1, description='linear learning-rate warm-up; -1: none')
     ema_decay: float = Field(0.0, ge=0, lt=1, description='0: no averaged copy of net_g')
     ema_warmup: bool = Field(False, description='average over fewer iterations at the start')
+    swa: SwaOptions | None = Field(
+        None, description='the mean of the weights of late iterations as params_swa; ~: none'
+    )
+    posthoc_ema: bool | list[float] = Field(
+        False,
+        description='store averages from which `basicsr average` makes those of any length; or '
+        'their lengths; true: [0.05, 0.1]',
+    )
     amp: Literal['bf16', 'fp16'] | None = Field(
         None, description='autocast precision of the step; ~: float32'
     )

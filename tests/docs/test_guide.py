@@ -6,6 +6,7 @@ import runpy
 import sys
 
 import pytest
+import torch
 from runs import log_text, rows
 
 from basicsr.utils import yaml_load
@@ -140,6 +141,14 @@ def test_the_discriminator_of_the_guide_trains_and_its_log_is_explained(page, ru
     }
     assert {'l_g_gan', 'l_d_fake', 'out_d_real'} < logged
     assert logged <= set(re.findall(r'`(\w+)`', text))
+
+
+def test_the_averages_of_the_guide_are_made(page, run, short_opt):
+    opt = short_opt()
+    opt['network_g']['upscale'] = 4
+    opt['train'] |= yaml_load(blocks(page('docs/train.md', 'Other averages'), 'yaml')[0])['train']
+    weights = torch.load(run(opt) / 'models/net_g_latest.pth', weights_only=True)
+    assert set(weights) == {'params', 'params_ema', 'params_swa'}
 
 
 def test_the_guide_names_every_option_of_a_degradation(page):

@@ -1,0 +1,256 @@
+"""Averages of a network's weights, among them such whose length is chosen after training.
+
+Post-hoc EMA: Tero Karras, Miika Aittala, Jaakko Lehtinen, Janne Hellsten, Timo Aila, Samuli Laine,
+"Analyzing and Improving the Training Dynamics of Diffusion Models", CVPR 2024,
+https://arxiv.org/abs/2312.02696
+
+An average at iteration T weights the weights of iteration t by a profile (g + 1) t^g / T^(g + 1).
+Its length is the standard deviation of the profile as a share of T. From the averages of two
+lengths, stored now and then, those of other lengths are put together by least squares.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
+from basicsr.utils.text import some
+
+_LONGEST = 12**-0.5  # the length of g = 0, where all iterations weigh alike
+# A profile that is met worse, as a share of its norm, is another average than the one asked for.
+_LARGEST_ERROR = 0.1
+
+
+@torch.no_grad()
+def move_average(average: nn.Module, net: nn.Module, decay: float) -> None:
+    """``average = decay * average + (1 - decay) * net``; buffers are copied."""
+    get_ema_multi_avg_fn(decay)(list(average.parameters()), list(net.parameters()), None)
+    copy_buffers(average, net)
+
+
+@torch.no_grad()
+def copy_buffers(average: nn.Module, net: nn.Module) -> None:
+    """Give an average the buffers of its network, such as running statistics."""
+    for own, current in zip(average.buffers(), net.buffers(), strict=True):
+        own.copy_(current)
+
+
+def exponent(length: float) -> float:
+    """The g of a length: the largest root of (g + 2)² (g + 3) length² = g + 1.
+
+    Raises:
+        ValueError: No profile with g >= 0 has this length.
+    """
+    if not 0 < length <= _LONGEST:
+        raise ValueError(
+            f'the length of an average must be above 0 and at most {_LONGEST:.4f}, that of the '
+            f'plain mean over all iterations; got {length}.'
+        )
+    square = length**-2
+    return max(0.0, float(np.roots([1, 7, 16 - square, 12 - square]).real.max()))
+
+
+def profile_products(exponents: Any, ends: Any, others: Any, other_ends: Any) -> np.ndarray:
+    """Integrals over the products of two profiles each, given by their g and T; broadcast."""
+    exponents, ends, others, other_ends = map(np.asarray, (exponents, ends, others, other_ends))
+    later = np.where(ends >= other_ends, exponents, others)
+    last = np.maximum(ends, other_ends)
+    ratio = np.minimum(ends, other_ends) / last
+    return (exponents + 1) * (others + 1) * ratio**later / ((exponents + others + 1) * last)
+
+
+def shares_of_snapshots(
+    exponents: Sequence[float], ends: Sequence[float], length: float
+) -> tuple[np.ndarray, float]:
+    """Find the sum of snapshots that comes closest to the average of a length.
+
+    The shares add up to one, which the paper does not ask for: otherwise weights that do not move
+    would shrink where snapshots are few.
+
+    Args:
+        exponents, ends: g and T of each snapshot; the last T is that of the result.
+
+    Returns:
+        The shares, and the distance between both profiles divided by the norm of the wanted one.
+    """
+    wanted, times = exponent(length), np.asarray(ends) / ends[-1]
+    products = profile_products(np.reshape(exponents, (-1, 1)), times[:, None], exponents, times)
+    targets = profile_products(exponents, times, wanted, 1.0)
+    count = len(times)
+    system = np.ones((count + 1, count + 1))  # with Lagrange's multiplier for the sum
+    system[:count, :count], system[count, count] = products, 0
+    shares = np.linalg.lstsq(system, np.append(targets, 1), rcond=None)[0][:count]
+    norm = profile_products(wanted, 1.0, wanted, 1.0)
+    square = 1 + (shares @ products @ shares - 2 * shares @ targets) / norm
+    return shares, float(np.sqrt(max(square, 0)))
+
+
+class PowerAverages:
+    """Averages of a network with power-function profiles, for ``train.posthoc_ema``.
+
+    Args:
+        lengths: Of the averages.
+        copy_network: Makes a copy of the network.
+
+    Attributes:
+        networks: One for each length, on the network's device.
+    """
+
+    def __init__(self, lengths: Sequence[float], copy_network: Callable[[], nn.Module]):
+        if len(set(lengths)) < 2:
+            raise ValueError(
+                f'train.posthoc_ema needs two lengths or more, such as [0.05, 0.1], got {lengths}.'
+            )
+        try:
+            self._exponents = [exponent(length) for length in lengths]
+        except ValueError as error:
+            raise ValueError(f'train.posthoc_ema: {error}') from error
+        self.lengths = list(lengths)
+        self.networks = [copy_network() for _ in lengths]
+
+    def update(self, net: nn.Module, iteration: int) -> None:
+        """Take in the weights after an iteration, counted from 1; none may be left out."""
+        for g, average in zip(self._exponents, self.networks, strict=True):
+            move_average(average, net, (1 - 1 / iteration) ** (g + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            'lengths': self.lengths,
+            'averages': [dict(network.state_dict()) for network in self.networks],
+            'buffers': [name for name, _ in self.networks[0].named_buffers()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state['lengths'] != self.lengths:
+            raise ValueError(
+                f'train.posthoc_ema: the run that is resumed has the lengths {state["lengths"]}, '
+                f'not {self.lengths}. They stay as they are from the first iteration on.'
+            )
+        for network, average in zip(self.networks, state['averages'], strict=True):
+            network.load_state_dict(average)
+
+
+def snapshot_file(models: str | Path, iteration: int) -> Path:
+    """Where the averages of an iteration are stored, given the folder of networks."""
+    return Path(models) / f'averages_{iteration}.pth'
+
+
+def load_snapshot(models: str | Path, iteration: int) -> dict[str, Any]:
+    """Read the averages from which a run with ``train.posthoc_ema`` goes on."""
+    file = snapshot_file(models, iteration)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f'train.posthoc_ema: no {file}. Its averages begin with the first iteration: put the '
+            'file back, or leave the option out.'
+        )
+    return load_checkpoint(file)
+
+
+def write_averages(
+    experiment: str | Path,
+    lengths: Sequence[float],
+    target: str | Path,
+    iteration: int | None = None,
+) -> list[str]:
+    """Put averages together from the snapshots of a run, and write them as networks.
+
+    Args:
+        experiment: Folder of the run, such as ``experiments/x``.
+        lengths: Of the averages.
+        target: File of the result; of several lengths, each is appended to its name.
+        iteration: At which the averages end; default: that of the last snapshot.
+
+    Returns:
+        For each file, a line that says what it is made of.
+
+    Raises:
+        FileNotFoundError: No such snapshots.
+        ValueError: They do not belong together, or give no average of that length.
+    """
+    models = Path(experiment) / 'models'
+    iterations = _iterations(models, iteration)
+    newest = load_checkpoint(snapshot_file(models, iterations[-1]))
+    exponents = [exponent(length) for _ in iterations for length in newest['lengths']]
+    ends = [end for end in iterations for _ in newest['lengths']]
+    fits = [_fit(exponents, ends, length) for length in lengths]
+    shares = np.array([shares for shares, _ in fits]).reshape(len(lengths), len(iterations), -1)
+    states = _add_up(models, iterations, newest, shares)
+    lines, target = [], Path(target)
+    for length, state, (_, error) in zip(lengths, states, fits, strict=True):
+        several = len(lengths) > 1
+        file = target.with_name(f'{target.stem}_{length:g}{target.suffix}') if several else target
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_checkpoint({'params_ema': state}, file)
+        lines.append(
+            f'{file}: length {length:g} at iteration {iterations[-1]}, from {len(iterations)} '
+            f'snapshots since {iterations[0]}; the profile is met up to {error:.2%}'
+        )
+    return lines
+
+
+def _iterations(models: Path, last: int | None) -> list[int]:
+    """Iterations of the snapshots up to ``last``, in order."""
+    names = (file.stem.removeprefix('averages_') for file in models.glob('averages_*.pth'))
+    found = sorted(int(name) for name in names if name.isdigit())
+    if not found:
+        raise FileNotFoundError(f'no averages_*.pth in {models}: train with train.posthoc_ema.')
+    if last is None:
+        return found
+    if last not in found:
+        raise FileNotFoundError(
+            f'no {snapshot_file(models, last)}; there are those of {some(list(map(str, found)))}.'
+        )
+    return [iteration for iteration in found if iteration <= last]
+
+
+def _fit(
+    exponents: Sequence[float], ends: Sequence[int], length: float
+) -> tuple[np.ndarray, float]:
+    shares, error = shares_of_snapshots(exponents, ends, length)
+    if error <= _LARGEST_ERROR:
+        return shares, error
+    others = np.arange(1, 29) / 100
+    good = [x for x in others if shares_of_snapshots(exponents, ends, x)[1] <= _LARGEST_ERROR]
+    raise ValueError(
+        f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots, '
+        f'which give lengths from {good[0]:g} to {good[-1]:g}. Choose one of these, or store '
+        'snapshots more often (logger.save_checkpoint_freq).'
+    )
+
+
+def _add_up(
+    models: Path, iterations: Sequence[int], newest: Mapping[str, Any], shares: np.ndarray
+) -> list[dict[str, Tensor]]:
+    """The networks of each row of ``shares``, (number, snapshots, averages of a snapshot)."""
+    buffers, like = set(newest['buffers']), newest['averages'][0]
+    sums = [
+        {name: torch.zeros_like(value).double() for name, value in like.items()} for _ in shares
+    ]
+    for position, iteration in enumerate(iterations):
+        file = snapshot_file(models, iteration)
+        snapshot = load_checkpoint(file)
+        if snapshot['lengths'] != newest['lengths'] or _shapes(snapshot) != _shapes(newest):
+            raise ValueError(
+                f'{file} is of another network, or of other lengths, than that of iteration '
+                f'{iterations[-1]}: move the files of another run away.'
+            )
+        for index, average in enumerate(snapshot['averages']):
+            for total, row in zip(sums, shares, strict=True):
+                for name in average.keys() - buffers:
+                    total[name] += row[position, index] * average[name]
+    return [
+        {
+            name: value if name in buffers else total[name].to(value.dtype)
+            for name, value in like.items()
+        }
+        for total in sums
+    ]
+
+
+def _shapes(snapshot: Mapping[str, Any]) -> list[dict[str, torch.Size]]:
+    return [{n: value.shape for n, value in state.items()} for state in snapshot['averages']]
