@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from basicsr.data import build_dataloader, build_dataset, gpus_per_process
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
+from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
 from basicsr.models.optimization import evaluation_weights
@@ -61,8 +62,8 @@ def train_pipeline(root_path: str | Path) -> None:
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt)
     start_iter = resume_state['iter'] if resume_state else 0
-    batch_size = samples_per_iteration(opt)
-    start = samples_before(resume_state, batch_size)
+    schedule = schedule_of_all_ranks(opt)
+    start = samples_before(resume_state, schedule)
     train_loader, sampler, val_loaders, _, total_iter = create_train_val_dataloader(
         opt, logger, resume_state
     )
@@ -106,10 +107,14 @@ def train_pipeline(root_path: str | Path) -> None:
     for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
         data_timer.record()
         epoch = model.samples_seen // sampler.total_size
-        model.samples_seen += batch_size
+        model.samples_seen += schedule.batch_size(current_iter)
+        stage = schedule.stage(current_iter)
+        if stage.sizes and current_iter in (stage.first, start_iter + 1):
+            logger.info('%s', stage)
         seed_all(opt['manual_seed'], opt['rank'], current_iter)
         model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
         model.feed_data(data)
+        model.mix_batch()
         model.optimize_parameters(current_iter)
         model.update_averages(current_iter)
         iter_timer.record()
@@ -133,7 +138,7 @@ def train_pipeline(root_path: str | Path) -> None:
 
     elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
     logger.info('End of training. Time consumed: %s', elapsed)
-    finish_swa(model, batches, batch_size)
+    finish_swa(model, batches, schedule.batch_size(total_iter))
     logger.info('Save the latest model.')
     save(epoch=-1, current_iter=-1)
     if opt['val']:
@@ -219,28 +224,32 @@ def create_train_val_dataloader(
             val_loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
             logger.info('Number of val images in %s: %d', dataset_opt['name'], len(dataset))
             continue
-        batch_size, seed = samples_per_iteration(opt), opt['manual_seed']
-        start = samples_before(resume_state, batch_size)
+        schedule, seed = schedule_of_all_ranks(opt), opt['manual_seed']
+        start_iter = resume_state['iter'] if resume_state else 0
+        start = samples_before(resume_state, schedule)
         is_stream = isinstance(dataset, IterableDataset)
         if is_stream and dataset_opt['sampler']:
             raise ValueError('datasets.train.sampler: an IterableDataset has its own order.')
         if not is_stream:
             sampler = build_sampler(dataset, dataset_opt, opt['world_size'], opt['rank'], seed)
         train_loader = build_dataloader(
-            dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start
+            dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start, start_iter
         )
         if is_stream:
             sampler = train_loader.dataset
-        total_epochs = math.ceil(total_iter * batch_size / sampler.total_size)
+        total_epochs = math.ceil(schedule.samples(total_iter) / sampler.total_size)
+        per_gpu = [stage.batch_size for stage in schedule.stages]
+        per_step = [schedule.gpus * size for size in per_gpu]
+        per_epoch = [f'{sampler.total_size / size:.1f}' for size in per_step]
         number = len(dataset) if isinstance(dataset, Sized) else 'unknown'
         logger.info(
             'Training statistics:'
             f'\n\tNumber of train images: {number}'
             f'\n\tDataset enlarge ratio: {dataset_opt["dataset_enlarge_ratio"]}'
-            f'\n\tBatch size per gpu: {dataset_opt["batch_size_per_gpu"]}'
+            f'\n\tBatch size per gpu: {listed(per_gpu)}'
             f'\n\tWorld size (gpu number): {opt["world_size"]}'
-            f'\n\tSamples per iteration: {batch_size}'
-            f'\n\tRequire iter number per epoch: {sampler.total_size / batch_size:.1f}'
+            f'\n\tSamples per iteration: {listed(per_step)}'
+            f'\n\tRequire iter number per epoch: {listed(per_epoch)}'
             f'\n\tTotal epochs: {total_epochs}; iters: {total_iter}.'
         )
     if train_loader is None or sampler is None:
@@ -248,17 +257,22 @@ def create_train_val_dataloader(
     return train_loader, sampler, val_loaders, total_epochs, total_iter
 
 
-def samples_per_iteration(opt: dict) -> int:
-    """Samples that all processes together take in one step."""
-    per_gpu = opt['datasets']['train']['batch_size_per_gpu']
-    return per_gpu * gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
+def listed(values: list) -> str:
+    """The values, of one stage of the training after the other."""
+    return ', '.join(map(str, values))
 
 
-def samples_before(resume_state: dict | None, batch_size: int) -> int:
+def schedule_of_all_ranks(opt: dict) -> Schedule:
+    """The batches that all processes together take, step by step."""
+    gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
+    return Schedule(opt['datasets']['train'], opt['manual_seed'], gpus)
+
+
+def samples_before(resume_state: dict | None, schedule: Schedule) -> int:
     """Samples that the run has seen before it goes on."""
     if resume_state is None:
         return 0
-    return resume_state.get('samples', resume_state['iter'] * batch_size)
+    return resume_state.get('samples', schedule.samples(resume_state['iter']))
 
 
 def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:

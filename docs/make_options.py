@@ -15,10 +15,13 @@ from basicsr.utils import option_tables as options
 TABLES = {
     '(top level)': options.Options,
     'datasets.train': options.TrainDatasetOptions,
+    'datasets.train.progressive.*': options.StageOptions,
     'datasets.val, datasets.val_*, datasets.test, datasets.test_*': options.DatasetOptions,
     'path': options.PathOptions,
     'train': options.TrainOptions,
     'train.swa': options.SwaOptions,
+    'train.mixing': options.MixingOptions,
+    'train.mixing.mixup, train.mixing.cutmix': options.MixOptions,
     'val': options.ValOptions,
     'logger': options.LoggerOptions,
     'logger.wandb': options.WandbOptions,

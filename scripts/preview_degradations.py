@@ -88,7 +88,8 @@ def load_training_set(opt: dict, start: int) -> tuple[RealESRGANDataset, Any]:
             '--force_yml share_degradation=false.'
         )
     alone = {'batch_size_per_gpu': 1, 'num_worker_per_gpu': 0, 'prefetch_mode': None}
-    dataset_opt = dataset_opt | alone | {'degrade_on': 'worker', 'cache': 'off'}
+    alone |= {'progressive': None, 'degrade_on': 'worker', 'cache': 'off'}
+    dataset_opt = dataset_opt | alone
     dataset, seed = build_dataset(dataset_opt), opt['manual_seed']
     sampler = build_sampler(dataset, dataset_opt, seed=seed)
     return dataset, build_dataloader(dataset, dataset_opt, 0, False, sampler, seed, start)

@@ -20,6 +20,7 @@ from basicsr.utils.rng import seed_cpu, seeded
 from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
 from .prefetch_dataloader import PrefetchDataLoader
+from .progressive import Schedule
 from .sample_stream import SampleStream
 
 __all__ = ['build_dataloader', 'build_dataset']
@@ -53,6 +54,7 @@ def build_dataloader(
     sampler: Sampler | None = None,
     seed: int | None = None,
     start: int | None = None,
+    start_iter: int = 0,
 ) -> DataLoader:
     """The loader of a dataset, by its phase.
 
@@ -69,6 +71,7 @@ def build_dataloader(
         seed: Seed of the samples' randomness; default 0.
         start: If given, the loader never ends: batches follow each other across epochs, beginning
             after so many samples (counted over all ranks).
+        start_iter: And after so many batches, for ``progressive``.
     """
     phase = dataset_opt['phase']
     if phase not in ('train', 'val', 'test'):
@@ -84,11 +87,16 @@ def build_dataloader(
         seed = seed or 0
         workers *= gpus_per_process(num_gpu, dist)
         batch_size = dataset_opt['batch_size_per_gpu'] * gpus_per_process(num_gpu, dist)
+        schedule = None
+        if dataset_opt.get('progressive'):
+            schedule = Schedule(dataset_opt, seed, gpus_per_process(num_gpu, dist), start_iter)
+            schedule.check(dataset)
         if isinstance(dataset, IterableDataset):
             dataset = SampleStream(dataset, seed, batch_size, world_size, rank, start)
             options.update(batch_size=batch_size, drop_last=True)
         else:
-            options |= _batching(dataset, sampler, seed, batch_size, world_size, rank, start)
+            ranks = world_size, rank
+            options |= _batching(dataset, sampler, seed, batch_size, *ranks, start, schedule)
             dataset = SeededDataset(dataset, seed)
         if dataset_opt.get('collate_fn') is not None:
             name = dataset_opt['collate_fn']
@@ -128,12 +136,19 @@ def _batching(
     world_size: int,
     rank: int,
     start: int | None,
+    schedule: Schedule | None,
 ) -> dict[str, Any]:
     """Arguments of the training loader that say which samples make a batch."""
     if sampler is None:
         sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType]
     if start is not None:
-        return {'batch_sampler': BatchStream(sampler, batch_size, world_size, rank, start)}
+        stream = BatchStream(sampler, batch_size, world_size, rank, start, schedule)
+        return {'batch_sampler': stream}
+    if schedule is not None:
+        raise ValueError(
+            'datasets.train.progressive goes by the iterations of a run: give build_dataloader '
+            'the start, or leave the option out.'
+        )
     numbered = NumberedSampler(sampler, world_size, rank)
     return {'sampler': numbered, 'batch_size': batch_size, 'drop_last': True}
 
@@ -169,6 +184,7 @@ def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = Non
 class SeededDataset(Dataset):
     """A dataset asked with (sample number, index), which seeds all generators from the number.
 
+    Asked with (sample number, index, crop size), it has the dataset make crops of that size.
     Attributes of the dataset inside are reached through it.
     """
 
@@ -176,8 +192,10 @@ class SeededDataset(Dataset):
         self.dataset = dataset
         self.seed = seed
 
-    def __getitem__(self, number_and_index: tuple[int, int]) -> Any:
-        number, index = number_and_index
+    def __getitem__(self, sample: tuple[int, ...]) -> Any:
+        number, index, *gt_size = sample
+        if gt_size:
+            self.dataset.set_gt_size(*gt_size)  # pyright: ignore[reportAttributeAccessIssue] (checked)
         if torch.utils.data.get_worker_info() is not None:
             seed_cpu(self.seed, number)
             return self.dataset[index]

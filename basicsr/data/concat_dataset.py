@@ -60,6 +60,11 @@ class ConcatDataset(Dataset):
             return part, place
         return part, min(int((place + random.random()) * length / count), length - 1)
 
+    def set_gt_size(self, gt_size: int) -> None:
+        """Let all parts crop to ``gt_size`` from now on."""
+        for part in self.parts:
+            part.set_gt_size(gt_size)
+
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(f'sample {index} of {len(self)}.')

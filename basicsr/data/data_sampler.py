@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class EnlargedSampler(Sampler[int]):
         self.epoch = epoch
 
 
-class BatchStream(Sampler[list[tuple[int, int]]]):
+class BatchStream(Sampler[list[tuple[int, ...]]]):
     """Batches of (sample number, index) without end, straight across the epochs of a sampler.
 
     The sample number is the position in the order that all ranks share, so the share of a rank
@@ -88,6 +88,8 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         batch_size: Samples of a batch of this rank.
         num_replicas, rank: Number of ranks, and which this is.
         start: Samples that all ranks together have seen already.
+        schedule: The size of each batch, in place of ``batch_size``, and of its crops; a batch is
+            then of (sample number, index, crop size). Without end, see ``progressive``.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         num_replicas: int = 1,
         rank: int = 0,
         start: int = 0,
+        schedule: Iterable[tuple[int, int]] | None = None,
     ):
         if len(sampler) == 0:  # pyright: ignore[reportArgumentType] (our samplers have a length)
             raise ValueError('the training set is empty: there is nothing to sample from.')
@@ -105,8 +108,9 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
         self.num_replicas = num_replicas
         self.rank = rank
         self.start = start
+        self.schedule = schedule
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         if hasattr(self.sampler, 'stream'):
             first = self.start + self.rank
             indices = self.sampler.stream(first, self.num_replicas)  # pyright: ignore[reportAttributeAccessIssue]
@@ -115,8 +119,8 @@ class BatchStream(Sampler[list[tuple[int, int]]]):
             first = position * self.num_replicas + self.rank
             indices = self._indices(position)
         pairs = zip(itertools.count(first, self.num_replicas), indices, strict=False)
-        while True:
-            yield list(itertools.islice(pairs, self.batch_size))
+        for batch_size, *gt_size in self.schedule or itertools.repeat((self.batch_size,)):
+            yield [(*pair, *gt_size) for pair in itertools.islice(pairs, batch_size)]
 
     def _indices(self, position: int) -> Iterator[int]:
         first_epoch, skip = divmod(position, len(self.sampler))  # pyright: ignore[reportArgumentType]

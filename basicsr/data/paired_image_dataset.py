@@ -20,6 +20,7 @@ from .data_util import (
     paired_paths_from_meta_info_file,
     pairs_of_folders,
 )
+from .progressive import crop_sizes
 from .shared import Pair, PathTable, SharedFlag
 from .transforms import UPRIGHT, draw_orientation, paired_random_crop
 
@@ -45,7 +46,8 @@ class PairedImageDataset(Dataset):
             * ``phase``: 'train', 'val' or 'test'; ``scale``: GT size / LQ size;
             * in training ``gt_size``, the side of the GT crop, ``use_hflip``, ``use_rot``,
               ``pad_small``: reflect images that are smaller than the crop; default false, and
-              ``uint8_batch``: 8-bit images stay uint8 in [0, 255]; default false.
+              ``uint8_batch``: 8-bit images stay uint8 in [0, 255]; default false. With
+              ``progressive`` images must have room for the largest crop of all stages.
 
     An item is ``{'lq', 'gt', 'lq_path', 'gt_path'}``: float32 RGB tensors (c, h, w) in [0, 1].
     Outside training a GT up to ``scale - 1`` pixels larger than ``scale`` x LQ is cut to it.
@@ -61,16 +63,13 @@ class PairedImageDataset(Dataset):
         self.mean, self.std = opt.get('mean'), opt.get('std')
         self.uint8_batch = False
         if self.phase == 'train':
-            self.gt_size = opt['gt_size']
+            self.set_gt_size(opt['gt_size'])
+            self._largest_gt_size = max(crop_sizes(opt))
             self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
             self.pad_small = opt.get('pad_small', False)
             self.uint8_batch = opt.get('uint8_batch', False)
             if self.uint8_batch and (self.color == 'y' or self.mean is not None):
                 raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
-            if not isinstance(self.gt_size, int) or self.gt_size < self.scale:
-                raise ValueError(f'gt_size must be a number of pixels, got {self.gt_size!r}.')
-            if self.gt_size % self.scale:
-                raise ValueError(f'gt_size {self.gt_size} is not a multiple of scale {self.scale}.')
         self.paths = PathTable(self._find_pairs(opt))
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
@@ -78,6 +77,14 @@ class PairedImageDataset(Dataset):
         self._read_gt, self._read_lq = self._readers(opt)
         self._cut_seen = SharedFlag()
         self._warn_of_equal_folders()
+
+    def set_gt_size(self, gt_size: int) -> None:
+        """Crop to ``gt_size`` from now on, in training."""
+        if not isinstance(gt_size, int) or gt_size < self.scale:
+            raise ValueError(f'gt_size must be a number of pixels, got {gt_size!r}.')
+        if gt_size % self.scale:
+            raise ValueError(f'gt_size {gt_size} is not a multiple of scale {self.scale}.')
+        self.gt_size = gt_size
 
     def _find_pairs(self, opt: dict) -> Iterator[Pair]:
         if (opt.get('io_backend') or {}).get('type') == 'lmdb':
@@ -137,6 +144,13 @@ class PairedImageDataset(Dataset):
             self._check_sizes(gt, lq, pair)
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
+            elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
+                # Said now, when the image is first seen, not in a later stage, after days.
+                raise ValueError(
+                    f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
+                    f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
+                    'Lower gt_size, pad the image (pad_small) or remove it.'
+                )
             gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
             orientation = draw_orientation(self.use_hflip, self.use_rot)
         else:

@@ -61,8 +61,9 @@ class RealESRGANDataset(Dataset):
 
     An item is ``{'gt', 'kernel1', 'kernel2', 'sinc_kernel', 'recipe', 'gt_path'}``: a float32 RGB
     tensor (c, crop_size, crop_size) in [0, 1], reflected where the image is smaller, three kernels
-    (k, k), and a JSON text with the seed and what the kernels were drawn from. With ``degrade_on:
-    worker`` it is ``{'lq', 'gt', 'recipe', 'gt_path'}`` with the whole recipe.
+    (k, k), and a JSON text with the seed, what the kernels were drawn from, and with
+    ``progressive`` the ``gt_size``. With ``degrade_on: worker`` it is ``{'lq', 'gt', 'recipe',
+    'gt_path'}`` with the whole recipe.
     """
 
     def __init__(self, opt: dict):
@@ -80,19 +81,9 @@ class RealESRGANDataset(Dataset):
         self.color = opt.get('color')
         self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
         self.uint8_batch = opt.get('uint8_batch', False)
-        self.gt_size, scale = opt['gt_size'], opt['scale']
-        self.crop_size = opt.get('crop_size') or math.ceil(self.gt_size * 25 / 16 / scale) * scale
-        whole = all(isinstance(n, int) and n > 0 for n in (self.gt_size, self.crop_size))
-        if (
-            not whole
-            or self.gt_size % scale
-            or self.crop_size % scale
-            or (self.crop_size < self.gt_size)
-        ):
-            raise ValueError(
-                f'gt_size {self.gt_size} and crop_size {self.crop_size} must be multiples of scale '
-                f'{scale} above 0, and crop_size the larger one.'
-            )
+        self.scale, self._given_crop_size = opt['scale'], opt.get('crop_size')
+        self.set_gt_size(opt['gt_size'])
+        self._is_progressive = bool(opt.get('progressive'))
         self.degrade_on = opt.get('degrade_on', 'device')
         if self.degrade_on not in ('device', 'worker'):
             raise ValueError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
@@ -121,6 +112,18 @@ class RealESRGANDataset(Dataset):
             opt.get('name', 'images'),
         )
 
+    def set_gt_size(self, gt_size: int) -> None:
+        """Make patches of ``gt_size`` from now on."""
+        scale = self.scale
+        crop_size = self._given_crop_size or math.ceil(gt_size * 25 / 16 / scale) * scale
+        whole = all(isinstance(n, int) and n > 0 for n in (gt_size, crop_size))
+        if not whole or gt_size % scale or crop_size % scale or crop_size < gt_size:
+            raise ValueError(
+                f'gt_size {gt_size} and crop_size {crop_size} must be multiples of scale {scale} '
+                'above 0, and crop_size the larger one.'
+            )
+        self.gt_size, self.crop_size = gt_size, crop_size
+
     def _find_files(self, folder: str, opt: dict) -> list[str]:
         if opt.get('meta_info') is None:
             return paths_from_folder(folder, opt.get('recursive', False))
@@ -132,6 +135,8 @@ class RealESRGANDataset(Dataset):
         """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
         *kernels, drawn = draw_kernels(self.opt)
         recipe: Recipe = {'seed': draw_seed(), **drawn}
+        if self._is_progressive:  # tells the model, if that makes the patches
+            recipe['gt_size'] = self.gt_size
         if self.degrade_on == 'worker':
             recipe |= draw_recipe(self.opt, recipe['seed'])
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe

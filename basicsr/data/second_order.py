@@ -278,14 +278,16 @@ def make_pairs(
     Args:
         gt, recipes: As of ``degrade``.
         kernels: The three kinds of kernels of ``degrade``.
-        opt: ``scale``; ``gt_size``, the side of the GT patches; ``gt_usm``: true for a sharpened
-            GT, false for a LQ made of the plain GT; without it the sharpened GT is degraded only.
+        opt: ``scale``; ``gt_size``, the side of the GT patches, unless the recipes have one;
+            ``gt_usm``: true for a sharpened GT, false for a LQ made of the plain GT; without it the
+            sharpened GT is degraded only.
         sharpen: Such as USMSharp.
 
     Returns:
         LQ (b, c, gt_size / scale, gt_size / scale) and GT (b, c, gt_size, gt_size).
     """
-    scale, size, sharpened = opt['scale'], opt['gt_size'], opt.get('gt_usm')
+    scale, sharpened = opt['scale'], opt.get('gt_usm')
+    size = recipes[0].get('gt_size', opt['gt_size'])
     source = gt if sharpened is False else sharpen(gt)
     lq = degrade(source, *kernels, recipes=recipes, scale=scale)
     target = source if sharpened else gt

@@ -28,6 +28,7 @@ from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.text import some
 
 from .averaging import PowerAverages, load_snapshot, move_average, snapshot_file
+from .mixing import BatchMixing
 from .optimization import (
     arguments_of,
     build_optimizer,
@@ -88,11 +89,18 @@ class BaseModel:
         self.accumulate = train_opt.get('accumulate', 1)
         layout = train_opt.get('channels_last', False)
         self.channels_last = None if layout == 'auto' else layout
+        mixing = train_opt.get('mixing')
+        self.mixing = BatchMixing(mixing, opt['manual_seed'], opt['rank']) if mixing else None
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
         """Take over a batch."""
         raise NotImplementedError(f'{type(self).__name__} defines no feed_data.')
+
+    def mix_batch(self) -> None:
+        """Mix the samples of the batch, before a step: ``train.mixing``."""
+        if self.mixing is not None:
+            self.lq, self.gt = self.mixing(self.lq, self.gt, self.current_iter)  # pyright: ignore[reportAttributeAccessIssue]
 
     def optimize_parameters(self, current_iter: int) -> None:
         """Make one step on the batch."""

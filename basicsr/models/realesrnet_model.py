@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, draw_recipes, make_pairs
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.img_process_util import USMSharp
@@ -138,6 +139,11 @@ class BlindDegradation(BaseModel):
         size = opt.get('queue_size', 180 if self.shares else 0)
         if not size:
             return
+        if len(sizes := crop_sizes(self.degradation)) > 1:
+            raise ValueError(
+                f'a pool mixes batches, and those of datasets.train.progressive have crops of '
+                f'{sizes}: set queue_size: 0.'
+            )
         self.pool = TrainingPairPool(size)
         batch = opt['datasets']['train']['batch_size_per_gpu']
         logger.info('Pool of %d training pairs.', max(size // batch, 1) * batch)
@@ -168,9 +174,9 @@ class BlindDegradation(BaseModel):
         drawn = [json.loads(text) for text in data.get('recipe', [])]
         seeds = [recipe['seed'] for recipe in drawn] or None
         recipes = draw_recipes(self.degradation, len(gt), seeds, self.shares)
-        lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
-        if drawn:  # what the kernels were drawn from
+        if drawn:  # what the kernels were drawn from, and in stages the size of the patches
             recipes = [its | recipe for its, recipe in zip(drawn, recipes, strict=True)]
+        lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
         return {**data, 'lq': lq, 'gt': gt, 'recipe': recipes}
 
     def _recipe_file(self) -> Path:
@@ -198,9 +204,9 @@ class BlindDegradation(BaseModel):
         rank, world_size = get_dist_info()
         _forget_samples(self._recipe_file(), resume_state.get('samples', 0))
         pools = resume_state.get('pools', [])
-        size = self.degradation.get('gt_size')
         if self.pool is None:
             return
+        size = next(iter(crop_sizes(self.degradation)), None)
         if len(pools) != world_size or not self.pool.load_state_dict(pools[rank], size):
             logger.warning('The pool of training pairs begins empty: the state has no such one.')
         self.pool.to(self.device)

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from basicsr.archs import build_network
 from basicsr.data import gpus_per_process, shard
 from basicsr.data.data_util import image_name
+from basicsr.data.progressive import Schedule
 from basicsr.losses import build_loss
 from basicsr.metrics import calculate_metric
 from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info, share_buffers
@@ -230,9 +231,9 @@ class SRModel(BaseModel):
         rule = self.opt['train'].get('scale_lr')
         if not rule:
             return 1.0
-        dataset_opt = self.opt['datasets']['train']
-        processes = gpus_per_process(self.opt['num_gpu'], self.opt['dist']) * get_dist_info()[1]
-        ratio = dataset_opt['batch_size_per_gpu'] * processes / rule['batch']
+        gpus = gpus_per_process(self.opt['num_gpu'], self.opt['dist']) * get_dist_info()[1]
+        first_batch = Schedule(self.opt['datasets']['train'], gpus=gpus).batch_size(1)
+        ratio = first_batch / rule['batch']
         factor = math.sqrt(ratio) if rule['rule'] == 'sqrt' else ratio
         logger.info('Learning rates are multiplied by %g (train.scale_lr).', factor)
         return factor

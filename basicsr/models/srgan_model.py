@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from basicsr.archs import build_network
+from basicsr.data.progressive import crop_sizes
 from basicsr.losses.loss_util import get_refined_artifact_map
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.registry import MODEL_REGISTRY
@@ -68,10 +69,11 @@ class SRGANModel(SRModel):
     def _check_size_of_patches(self) -> None:
         size = getattr(self.get_bare_model(self.net_d), 'input_size', None)
         train_set = self.opt['datasets'].get('train', {})
-        patch = self.opt.get('gt_size') or train_set.get('gt_size')
-        if size is not None and patch is not None and size != patch:
+        own = {'gt_size': self.opt['gt_size']} if self.opt.get('gt_size') else {}
+        others = [patch for patch in crop_sizes(train_set | own) if patch != size]
+        if size is not None and others:
             raise ValueError(
-                f'network_d.input_size is {size}, but gt_size is {patch}: '
+                f'network_d.input_size is {size}, but gt_size is {others[0]}: '
                 f'{type(self.get_bare_model(self.net_d)).__name__} scores images of one size. Make '
                 'the two equal, or use UNetDiscriminatorSN, which takes images of any size.'
             )

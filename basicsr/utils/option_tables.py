@@ -5,9 +5,10 @@ optimizer), whose constructor signature is its schema.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 # Of a folder or a file on any system.
 PLAIN_NAME = r'^[\w+-][^/\\:*?"<>|\x00-\x1f]{0,199}$'
@@ -55,6 +56,10 @@ class Section(BaseModel):
     def is_known(cls, key: str) -> bool:
         return key in cls.known() or key.startswith(cls.families)
 
+    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Where options that are right by themselves do not go together, and why."""
+        yield from ()
+
     @classmethod
     def inner(cls, key: str) -> 'type[Section] | None':
         """The table of the section ``key``; None if ``key`` is a value or a component's."""
@@ -88,6 +93,18 @@ class DatasetOptions(Section):
     persistent_workers: bool = Field(False, description='keep loader processes between passes')
 
 
+class StageOptions(Section):
+    """Keys of each entry of ``datasets.train.progressive``."""
+
+    model_config = ConfigDict(extra='forbid')
+
+    iters: int | None = Field(None, ge=1, description='its length; the last stage needs none')
+    gt_size: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
+        None, description='side of the GT crops, or a list, of which each batch has one; ~: gt_size'
+    )
+    batch_size_per_gpu: int | None = Field(None, ge=1, description='~: batch_size_per_gpu')
+
+
 class TrainDatasetOptions(DatasetOptions):
     """Keys of ``datasets.train``."""
 
@@ -116,6 +133,12 @@ class TrainDatasetOptions(DatasetOptions):
         False, description='8-bit images become floats on the device, not in the loader processes'
     )
     num_prefetch_queue: int = Field(1, ge=1, description='batches that the thread keeps ready')
+    progressive: list[StageOptions] | None = Field(
+        None,
+        min_length=1,
+        description='stages of the training, one after the other, {iters, gt_size, '
+        'batch_size_per_gpu}; ~: all iterations are alike',
+    )
 
 
 class DatasetsOptions(Section):
@@ -188,6 +211,24 @@ class SwaOptions(Section):
     )
 
 
+class MixOptions(Section):
+    """Keys of ``train.mixing.mixup`` and ``train.mixing.cutmix``."""
+
+    refusal = 'unknown key; there are prob and alpha'
+
+    prob: float = Field(gt=0, le=1, description='share of the batches')
+    alpha: float = Field(1.0, gt=0, description='of the distribution Beta(alpha, alpha)')
+
+
+class MixingOptions(Section):
+    """Keys of ``train.mixing``."""
+
+    refusal = 'unknown key; there are mixup and cutmix'
+
+    mixup: MixOptions | None = Field(None, description='weighted sums of two samples')
+    cutmix: MixOptions | None = Field(None, description='rectangles of another sample')
+
+
 class TrainOptions(Section):
     """Keys of ``train``."""
 
@@ -230,6 +271,9 @@ class TrainOptions(Section):
     clip_grad_value: float | None = Field(None, gt=0, description='largest value in the gradient')
     scale_lr: ScaleOptions | None = Field(
         None, description='multiply learning rates by the batch of all ranks over this one'
+    )
+    mixing: MixingOptions | None = Field(
+        None, description='mix the samples of some batches with each other'
     )
 
 
@@ -296,6 +340,29 @@ class TrainingOptions(Options):
     datasets: TrainingDatasets
     train: TrainOptions
     logger: LoggerOptions = Field(default_factory=LoggerOptions.defaults)
+
+    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        path, stages = ('datasets', 'train', 'progressive'), self.datasets.train.progressive or []
+        more, total_iter = self.datasets.train.model_extra or {}, self.train.total_iter
+        own_size = more.get('gt_size', (self.model_extra or {}).get('gt_size'))
+        for number, stage in enumerate(stages):
+            where = *path, str(number)
+            if stage.iters is None and stage is not stages[-1]:
+                yield where, 'needs iters: only the last stage goes on to the end'
+            if stage.gt_size is None and own_size is None:
+                yield where, 'needs a gt_size, since datasets.train has none'
+            sizes = stage.gt_size if isinstance(stage.gt_size, list) else [stage.gt_size or 0]
+            for size in sizes:
+                if size % (self.scale or 1):
+                    yield (*where, 'gt_size'), f'{size} is not a multiple of scale {self.scale}'
+        length = sum(stage.iters or 0 for stage in stages)
+        if stages and stages[-1].iters and length < total_iter:
+            yield path, f'ends after {length} of {total_iter} iterations: leave out the last iters'
+
+        mixing = self.train.mixing
+        total = sum(mix.prob for mix in (mixing.mixup, mixing.cutmix) if mix) if mixing else 0
+        if total > 1 + 1e-9:  # the sum of decimal fractions is not exact
+            yield ('train', 'mixing'), f'prob of mixup and cutmix are {total:g} together, above 1'
 
 
 class TestOptions(Options):

@@ -126,7 +126,10 @@ class _OptionFile:
         self._check_spelling(self._table, self._opt)
         self._check_components()
         try:
-            complete = self._table.model_validate(self._opt).model_dump()
+            options = self._table.model_validate(self._opt)
+            complete = options.model_dump()
+            for path, text in options.contradictions():
+                self._add(path, text)
         except ValidationError as error:
             causes = defaultdict(list)
             for cause in error.errors():
@@ -207,8 +210,9 @@ def _option_path(section: Any, location: tuple[str | int, ...]) -> KeyPath:
 def _explain(causes: list[Any]) -> str:
     """One text for all that pydantic says of one option."""
     kind, given = causes[0]['type'], causes[0]['input']
-    if kind == 'missing':
-        return 'required, and not given'
+    fixed = {'missing': 'required, and not given', 'extra_forbidden': 'unknown key'}
+    if kind in fixed:
+        return fixed[kind]
     if kind == 'string_pattern_mismatch':
         return f'must be a plain folder name, got {given!r}'
     if kind == 'model_type':

@@ -59,7 +59,7 @@ def merge(opt, new):
     """Put the sections of ``new`` into ``opt``; one with a ``type`` is a component, taken whole."""
     for key, value in new.items():
         if isinstance(value, dict) and 'type' not in value:
-            merge(opt[key], value)
+            merge(opt.setdefault(key, {}), value)
         else:
             opt[key] = value
 
@@ -105,6 +105,16 @@ def test_the_sets_of_the_guide_are_mixed_in_a_training(page, run, short_opt, ima
     for name in ('photos', 'drawings'):
         image_pairs(name, size=(100, 100), scale=4)
     assert 'Number of train images: 10' in log_text(run(opt))
+
+
+def test_the_stages_and_the_mixtures_of_the_guide_train_together(page, run, short_opt):
+    text = page('docs/data.md', 'Crops that grow') + page('docs/train.md', 'Mixed samples')
+    opt = short_opt(text)
+    opt['network_g']['upscale'] = 4
+    opt['datasets']['train']['pad_small'] = True
+    text = log_text(run(opt))
+    assert 'From iteration 1 on: crops of 128, 8 per GPU.' in text
+    assert 'cutmix:[' in text
 
 
 def test_a_package_of_ones_own_trains_as_the_guide_says(page, short_opt, tmp_path, monkeypatch):

@@ -235,6 +235,66 @@ path:
     ]
 
 
+STAGES = """name: x
+model_type: SRModel
+scale: 4
+datasets:
+  train:
+    type: PairedImageDataset
+    batch_size_per_gpu: 1
+    progressive:
+      - {iters: 3, gt_size: [32, 30]}
+      - {gt_size: 64}
+      - iters: 5
+        batch_size_per_gpu: 2
+train:
+  total_iter: 9
+  mixing: {mixup: {prob: 0.7}, cutmix: {prob: 0.4}}
+"""
+
+
+def test_stages_and_mixtures_that_cannot_be_are_named_with_their_lines(parse):
+    with pytest.raises(OptionError) as error:
+        parse(STAGES)
+    assert str(error.value).splitlines() == [
+        'x.yml:8: datasets.train.progressive: ends after 8 of 9 iterations: leave out the last '
+        'iters',
+        'x.yml:9: datasets.train.progressive.0.gt_size: 30 is not a multiple of scale 4',
+        'x.yml:10: datasets.train.progressive.1: needs iters: only the last stage goes on to the '
+        'end',
+        'x.yml:11: datasets.train.progressive.2: needs a gt_size, since datasets.train has none',
+        'x.yml:15: train.mixing: prob of mixup and cutmix are 1.1 together, above 1',
+    ]
+    text = STAGES.replace('[32, 30]', '32').replace('{gt_size: 64}', '{gt_size: 64, iters: 1}')
+    parsed = parse(text.replace('iters: 5', 'gt_size: 8').replace('0.4', '0.3'))
+    assert parsed['datasets']['train']['progressive'] == [
+        {'iters': 3, 'gt_size': 32, 'batch_size_per_gpu': None},
+        {'iters': 1, 'gt_size': 64, 'batch_size_per_gpu': None},
+        {'iters': None, 'gt_size': 8, 'batch_size_per_gpu': 2},
+    ]
+    assert parsed['train']['mixing']['cutmix'] == {'prob': 0.3, 'alpha': 1.0}
+
+
+def test_what_a_stage_and_a_mixture_may_not_have_is_named(parse):
+    text = STAGES.replace('[32, 30]', '[]').replace('{gt_size: 64}', '{gt_sise: 64, iters: 0}')
+    text = text.replace('{prob: 0.7}', '{prob: 1.5, alpah: 1}').replace('cutmix', 'cutmox')
+    with pytest.raises(OptionError) as error:
+        parse(text)
+    found = str(error.value).splitlines()
+    for line in (
+        'x.yml:10: datasets.train.progressive.1.gt_sise: unknown key',
+        'x.yml:10: datasets.train.progressive.1.iters: input should be greater than or equal to 1'
+        ', got 0',
+        'x.yml:15: train.mixing.cutmox: unknown key; there are mixup and cutmix',
+        'x.yml:15: train.mixing.mixup.alpah: unknown key; there are prob and alpha',
+        'x.yml:15: train.mixing.mixup.prob: input should be less than or equal to 1, got 1.5',
+    ):
+        assert line in found
+    assert any('progressive.0.gt_size: ' in line and line.endswith('got []') for line in found)
+    with pytest.raises(OptionError, match='progressive: list should have at least 1 item'):
+        parse(STAGES, *force('datasets:train:progressive=[]'))
+
+
 def test_sections_that_are_needed_are_named(parse):
     with pytest.raises(OptionError) as error:
         parse('name: x\n')
