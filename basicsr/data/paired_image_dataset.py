@@ -1,7 +1,7 @@
 """Pairs of a low-quality and a ground-truth image."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -27,8 +27,91 @@ from .transforms import UPRIGHT, draw_orientation, paired_random_crop
 logger = logging.getLogger(__name__)
 
 
+class PairedImages:
+    """How an LQ and a GT image become a sample, whatever they come from: base of datasets."""
+
+    def _read_options(self, opt: dict) -> None:
+        check_image_options(opt)
+        self.opt = opt
+        self.phase, self.scale = opt.get('phase', 'train'), opt['scale']
+        self.color = opt.get('color')
+        self.mean, self.std = opt.get('mean'), opt.get('std')
+        self.uint8_batch = False
+        if self.phase == 'train':
+            self.set_gt_size(opt['gt_size'])
+            self._largest_gt_size = max(crop_sizes(opt))
+            self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
+            self.pad_small = opt.get('pad_small', False)
+            self.uint8_batch = opt.get('uint8_batch', False)
+            if self.uint8_batch and (self.color == 'y' or self.mean is not None):
+                raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
+        self._cut_seen = SharedFlag()
+
+    def set_gt_size(self, gt_size: int) -> None:
+        """Crop to ``gt_size`` from now on, in training."""
+        if not isinstance(gt_size, int) or gt_size < self.scale:
+            raise ValueError(f'gt_size must be a number of pixels, got {gt_size!r}.')
+        if gt_size % self.scale:
+            raise ValueError(f'gt_size {gt_size} is not a multiple of scale {self.scale}.')
+        self.gt_size = gt_size
+
+    def _sample(
+        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
+    ) -> dict[str, Tensor | str]:
+        """The sample of two images (h, w, c), and their paths ``lq_path`` and ``gt_path``."""
+        orientation = UPRIGHT
+        if self.phase == 'train':
+            self._check_sizes(gt, lq, pair)
+            if self.pad_small:
+                gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
+            elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
+                # Said now, when the image is first seen, not in a later stage, after days.
+                raise ValueError(
+                    f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
+                    f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
+                    'Lower gt_size, pad the image (pad_small) or remove it.'
+                )
+            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
+            orientation = draw_orientation(self.use_hflip, self.use_rot)
+        else:
+            gt = self._cut(gt, lq, pair)
+        # Only now: a crop is cheaper to convert than the image.
+        how = self.color, self.mean, self.std, self.uint8_batch, orientation
+        return {'lq': image_tensor(lq, *how), 'gt': image_tensor(gt, *how), **pair}
+
+    def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]) -> np.ndarray:
+        """GT without the rows and columns that did not make a whole LQ pixel."""
+        height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
+        excess = gt.shape[0] - height, gt.shape[1] - width
+        if not all(0 <= e < self.scale for e in excess):
+            self._check_sizes(gt, lq, pair)
+        if any(excess) and not self._cut_seen:
+            self._cut_seen.set()
+            logger.info(
+                'GT images are cut to %d x LQ; the first is %s (%dx%d to %dx%d).',
+                self.scale,
+                pair['gt_path'],
+                *gt.shape[:2],
+                height,
+                width,
+            )
+        return gt[:height, :width]
+
+    def _check_sizes(self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]) -> None:
+        (gt_h, gt_w), (lq_h, lq_w) = gt.shape[:2], lq.shape[:2]
+        if (gt_h, gt_w) == (lq_h * self.scale, lq_w * self.scale):
+            return
+        hint = f'cut or resize one of them to GT {lq_h * self.scale}x{lq_w * self.scale}'
+        if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
+            hint = f'scale: {gt_h // lq_h} would fit'
+        raise ValueError(
+            f'GT {pair["gt_path"]} ({gt_h}x{gt_w}, height x width) is not {self.scale} times LQ '
+            f'{pair["lq_path"]} ({lq_h}x{lq_w}): {hint}.'
+        )
+
+
 @DATASET_REGISTRY.register()
-class PairedImageDataset(Dataset):
+class PairedImageDataset(PairedImages, Dataset):
     """LQ and GT images, cropped and augmented together in training.
 
     Args:
@@ -54,37 +137,15 @@ class PairedImageDataset(Dataset):
     """
 
     def __init__(self, opt: dict):
-        check_image_options(opt)
-        self.opt = opt
+        self._read_options(opt)
         self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
         self.filename_tmpl = opt.get('filename_tmpl', '{}')
-        self.phase, self.scale = opt.get('phase', 'train'), opt['scale']
-        self.color = opt.get('color')
-        self.mean, self.std = opt.get('mean'), opt.get('std')
-        self.uint8_batch = False
-        if self.phase == 'train':
-            self.set_gt_size(opt['gt_size'])
-            self._largest_gt_size = max(crop_sizes(opt))
-            self.use_hflip, self.use_rot = opt.get('use_hflip', True), opt.get('use_rot', True)
-            self.pad_small = opt.get('pad_small', False)
-            self.uint8_batch = opt.get('uint8_batch', False)
-            if self.uint8_batch and (self.color == 'y' or self.mean is not None):
-                raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
         self.paths = PathTable(self._find_pairs(opt))
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
         self._read_gt, self._read_lq = self._readers(opt)
-        self._cut_seen = SharedFlag()
         self._warn_of_equal_folders()
-
-    def set_gt_size(self, gt_size: int) -> None:
-        """Crop to ``gt_size`` from now on, in training."""
-        if not isinstance(gt_size, int) or gt_size < self.scale:
-            raise ValueError(f'gt_size must be a number of pixels, got {gt_size!r}.')
-        if gt_size % self.scale:
-            raise ValueError(f'gt_size {gt_size} is not a multiple of scale {self.scale}.')
-        self.gt_size = gt_size
 
     def _find_pairs(self, opt: dict) -> Iterator[Pair]:
         if (opt.get('io_backend') or {}).get('type') == 'lmdb':
@@ -137,60 +198,13 @@ class PairedImageDataset(Dataset):
             logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        pair, orientation = self.paths[index], UPRIGHT
+        pair = self.paths[index]
         gt = self._read_gt(index, pair['gt_path'])
         lq = self._read_lq(index, pair['lq_path'])
-        if self.phase == 'train':
-            self._check_sizes(gt, lq, pair)
-            if self.pad_small:
-                gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
-            elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
-                # Said now, when the image is first seen, not in a later stage, after days.
-                raise ValueError(
-                    f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
-                    f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
-                    'Lower gt_size, pad the image (pad_small) or remove it.'
-                )
-            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
-            orientation = draw_orientation(self.use_hflip, self.use_rot)
-        else:
-            gt = self._cut(gt, lq, pair)
-        # Only now: a crop is cheaper to convert than the image.
-        how = self.color, self.mean, self.std, self.uint8_batch, orientation
-        return {'lq': image_tensor(lq, *how), 'gt': image_tensor(gt, *how), **pair}
+        return self._sample(gt, lq, pair)
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: dict[str, str]) -> np.ndarray:
-        """GT without the rows and columns that did not make a whole LQ pixel."""
-        height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
-        excess = gt.shape[0] - height, gt.shape[1] - width
-        if not all(0 <= e < self.scale for e in excess):
-            self._check_sizes(gt, lq, pair)
-        if any(excess) and not self._cut_seen:
-            self._cut_seen.set()
-            logger.info(
-                'GT images are cut to %d x LQ; the first is %s (%dx%d to %dx%d).',
-                self.scale,
-                pair['gt_path'],
-                *gt.shape[:2],
-                height,
-                width,
-            )
-        return gt[:height, :width]
-
-    def _check_sizes(self, gt: np.ndarray, lq: np.ndarray, pair: dict[str, str]) -> None:
-        (gt_h, gt_w), (lq_h, lq_w) = gt.shape[:2], lq.shape[:2]
-        if (gt_h, gt_w) == (lq_h * self.scale, lq_w * self.scale):
-            return
-        hint = f'cut or resize one of them to GT {lq_h * self.scale}x{lq_w * self.scale}'
-        if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
-            hint = f'scale: {gt_h // lq_h} would fit'
-        raise ValueError(
-            f'GT {pair["gt_path"]} ({gt_h}x{gt_w}, height x width) is not {self.scale} times LQ '
-            f'{pair["lq_path"]} ({lq_h}x{lq_w}): {hint}.'
-        )
 
 
 def _pad(img: np.ndarray, size: int) -> np.ndarray:

@@ -17,7 +17,8 @@ class SampleStream(IterableDataset):
     Every process reads all items, in one order, and keeps its own: so the batches are the same with
     any number of workers, and a resumed run goes on with the sample that is due. An item that is a
     function without arguments is called only where it is kept: a dataset that yields those spares
-    the others its decoding. The generators are seeded from the sample's number before it is read.
+    the others its decoding. The generators are seeded from the sample's number before it is read,
+    and before it is called.
 
     Attributes of the dataset inside are reached through it.
 
@@ -62,10 +63,11 @@ class SampleStream(IterableDataset):
                         item = next(items)
                     except StopIteration:
                         break
-                    is_kept = self._keeps(number)
-                    sample = item() if is_kept and callable(item) else item
-                if is_kept:
-                    yield sample
+                if self._keeps(number):
+                    if callable(item):
+                        with self._randomness(number):  # reading it may have drawn numbers
+                            item = item()
+                    yield item
                 number += 1
             if number == first:
                 raise ValueError('the training set is empty: its iterator gives nothing.')

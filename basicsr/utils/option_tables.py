@@ -79,7 +79,8 @@ class DatasetOptions(Section):
         'recursive gt_size pad_small use_hflip use_rot color mean std cache crop_size root_weights '
         'degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 kernel_prob '
         'kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range betap_range2 '
-        'sinc_prob sinc_prob2 final_sinc_prob parts weights'
+        'sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples shuffle_buffer '
+        'shuffle_seed'
     )
 
     name: str = Field(

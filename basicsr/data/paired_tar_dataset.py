@@ -1,0 +1,163 @@
+"""Pairs of images out of tar shards, read from front to back."""
+
+import random
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from basicsr.utils.img_util import imfrombytes
+from basicsr.utils.registry import DATASET_REGISTRY
+from basicsr.utils.rng import mix
+
+from .paired_image_dataset import PairedImages
+
+
+@DATASET_REGISTRY.register()
+class PairedTarDataset(PairedImages, IterableDataset):
+    """LQ and GT images in tar files, for training; WebDataset reads them.
+
+    A pair is two files of a shard, one after the other, called ``<name>.gt.<extension>`` and
+    ``<name>.lq.<extension>``. An epoch goes through all shards, in an order that follows from
+    ``shuffle_seed`` and the epoch.
+
+    Args:
+        opt: Options with the keys
+
+            * ``shards``: a file, a pattern such as ``folder/*.tar``, an https address, or a list;
+              ``{000..099}`` in a name stands for a hundred of them;
+            * ``num_samples``: pairs in all of them; needed with addresses, else counted;
+            * ``shuffle_buffer``: pairs, undecoded, of which the next one is drawn; default 100;
+            * ``shuffle_seed``: default 0; and of PairedImageDataset ``scale``, ``gt_size``,
+              ``use_hflip``, ``use_rot``, ``pad_small``, ``color``, ``mean``, ``std``,
+              ``uint8_batch``.
+
+    An item is a function without arguments that gives a sample of PairedImageDataset.
+    """
+
+    def __init__(self, opt: dict):
+        if opt.get('phase', 'train') != 'train':
+            raise ValueError('PairedTarDataset is for training: use PairedImageDataset instead.')
+        self._read_options(opt)
+        self.shards = find_shards(opt['shards'])
+        self.shuffle_buffer = opt.get('shuffle_buffer', 100)
+        self.seed = opt.get('shuffle_seed', 0)
+        given = opt.get('num_samples')
+        if given is None and any(_is_address(shard) for shard in self.shards):
+            raise ValueError('num_samples: required with shards at addresses, to count epochs by.')
+        self._length: int = sum(map(_count_pairs, self.shards)) if given is None else given
+        if self._length < 1:
+            raise ValueError(
+                f'no pairs in {len(self.shards)} shards such as {self.shards[0]}: they must hold '
+                'files <name>.gt.<extension> and <name>.lq.<extension>.'
+            )
+        self._epoch, self._skipped = 0, 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def skip(self, count: int) -> None:
+        """Begin the next pass after so many pairs."""
+        self._skipped = count
+
+    def __iter__(self) -> Iterator[Callable[[], dict[str, Tensor | str]]]:
+        order = random.Random(mix(self.seed, self._epoch))
+        shards = order.sample(self.shards, len(self.shards))
+        skipped, self._skipped = self._skipped, 0
+        for number, files in enumerate(_shuffled(_read(shards), self.shuffle_buffer, order)):
+            if number >= skipped:
+                yield partial(self._decoded, files)
+
+    def _decoded(self, files: dict[str, Any]) -> dict[str, Tensor | str]:
+        images, pair = {}, {}
+        for kind in ('gt', 'lq'):
+            suffix = next((key for key in files if key.startswith(f'{kind}.')), None)
+            name = f'{files["__url__"]}: {files["__key__"]}'
+            if suffix is None:
+                raise ValueError(
+                    f'{name} has no {kind} image: its files must be {kind}.<extension>.'
+                )
+            pair[f'{kind}_path'] = f'{name}.{suffix}'
+            images[kind] = self._image(files[suffix], pair[f'{kind}_path'])
+        return self._sample(images['gt'], images['lq'], pair)
+
+    def _image(self, content: bytes, path: str) -> Any:
+        try:
+            img = imfrombytes(content, 'grayscale' if self.color == 'gray' else 'color')
+        except ValueError as error:
+            raise ValueError(f'cannot read {path}: {error}') from error
+        return img if img.ndim == 3 else img[..., None]
+
+
+def find_shards(shards: str | list[str]) -> list[str]:
+    """Files and addresses that the option ``shards`` names, in order.
+
+    Raises:
+        FileNotFoundError: A name or pattern finds no file.
+        ValueError: An address is not https; commands, which WebDataset would run, are none.
+    """
+    try:
+        from braceexpand import braceexpand  # WebDataset brings it along
+    except ImportError as error:
+        raise ImportError("PairedTarDataset needs: pip install 'basicsr[tar]'") from error
+    found: list[str] = []
+    for name in [shards] if isinstance(shards, str) else shards:
+        for part in braceexpand(name):
+            if _is_address(part):
+                found.append(part)
+            elif re.match(r'[\w+.-]+:', part) and not Path(part).exists():
+                raise ValueError(f'shards: {part} is neither a file nor an https address.')
+            else:
+                files = sorted(glob(str(Path(part).expanduser())))
+                if not files:
+                    raise FileNotFoundError(f'shards: there is no file {part}.')
+                found += files
+    return found
+
+
+def _is_address(shard: str) -> bool:
+    return shard.startswith('https://')
+
+
+def _count_pairs(shard: str) -> int:
+    """Pairs in a file; only the headers are read."""
+    try:
+        with tarfile.open(shard) as tar:
+            return sum('.gt.' in Path(member.name).name for member in tar)
+    except tarfile.TarError as error:
+        raise ValueError(f'cannot read {shard}: {error}.') from error
+
+
+def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
+    """The files of each pair: their contents by suffix, the common ``__key__``, the ``__url__``."""
+    from webdataset import WebDataset  # pyright: ignore[reportAttributeAccessIssue] (it is there)
+
+    # Neither ranks nor workers share the shards out: the loader does, by the sample.
+    plain = {'shardshuffle': False, 'nodesplitter': None, 'workersplitter': None}
+    return WebDataset(shards, empty_check=False, **plain)
+
+
+def _shuffled(items: Iterable, size: int, order: random.Random) -> Iterator:
+    """The items, each drawn from a buffer of the next ``size`` ones."""
+    buffer: list = []
+    for item in items:
+        buffer.append(item)
+        if len(buffer) >= max(size, 1):
+            yield _drawn(buffer, order)
+    while buffer:
+        yield _drawn(buffer, order)
+
+
+def _drawn(buffer: list, order: random.Random) -> Any:
+    place = order.randrange(len(buffer))
+    buffer[place], buffer[-1] = buffer[-1], buffer[place]
+    return buffer.pop()
