@@ -234,35 +234,20 @@ def test_two_processes_agree_on_networks_with_normalisation(run, train_in_two, t
     assert psnr_of(run, opt, file, 'params_ema') == ema['metrics/val/psnr']
 
 
-def test_two_processes_crop_in_stages_and_mix_batches_alike(run, train_in_two, train_opt):
-    """Stages make the steps of one process with twice the batch; all resumes exactly."""
+def test_two_processes_crop_in_stages_and_mix_batches_alike(train_in_two, train_opt):
+    """All ranks end with the same weights, also after a stop."""
     stages = [{'iters': 2, 'gt_size': [8, 24]}, {'gt_size': 12, 'batch_size_per_gpu': 1}]
     mixing = {'mixup': {'prob': 0.5}, 'cutmix': {'prob': 0.5}}
-    options = {'datasets__train__progressive': stages}
-    mixed = options | {'train__mixing': mixing, 'train__accumulate': 2}
-
-    def make(name, **overrides):
-        return restoring(train_opt, 'SRModel', name, **overrides)
-
-    cut = make('cut', **mixed)
-    plain, whole = make('plain', **options), make('whole', **mixed)
-    folder = train_in_two((plain, None), (whole, None), (cut, 3), (cut, None))
-    for name in ('plain', 'whole'):
-        ranks = [
-            torch.load(folder / name / f'rank_{rank}.pth', weights_only=True) for rank in (0, 1)
-        ]
-        assert differences(*ranks) == [], name
+    options = {'datasets__train__progressive': stages, 'train__mixing': mixing}
+    options['train__accumulate'] = 2
+    whole, cut = (restoring(train_opt, 'SRModel', name, **options) for name in ('whole', 'cut'))
+    folder = train_in_two((whole, None), (cut, 3), (cut, None))
+    ranks = [torch.load(folder / f'whole/rank_{rank}.pth', weights_only=True) for rank in (0, 1)]
+    assert differences(*ranks) == []
     for name in ('net_g_latest.pth', '4.state'):
         assert differences(*(checkpoint(folder / run, name) for run in ('whole', 'cut'))) == []
     assert checkpoint(folder / 'whole', '4.state')['samples'] == 2 * (2 + 2 + 1 + 1)
     assert rows(folder / 'whole') == rows(folder / 'cut')
-    assert rows(folder / 'whole') != rows(folder / 'plain')
-
-    stages = [stages[0], {'gt_size': 12, 'batch_size_per_gpu': 2}]
-    bigger = {'datasets__train__batch_size_per_gpu': 4, 'datasets__train__progressive': stages}
-    one = run(make('one', **bigger))
-    for ours, theirs in zip(rows(folder / 'plain'), rows(one), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_torchrun_alone_starts_the_training_script(

@@ -99,6 +99,15 @@ def test_a_stream_started_in_any_stage_goes_on_as_if_never_stopped(start_iter):
             assert later == first(12, stream(0, ranks, rank))[start_iter : start_iter + 4]
 
 
+def test_two_ranks_see_together_what_one_sees_with_twice_the_batch():
+    def batches(ranks, rank, gpus):
+        sampler = EnlargedSampler(range(6), ranks, rank, seed=4)
+        return first(9, BatchStream(sampler, 2, ranks, rank, 0, schedule(seed=3, gpus=gpus)))
+
+    ranks = zip(batches(2, 0, 1), batches(2, 1, 1), strict=True)
+    assert [sorted(one + other) for one, other in ranks] == batches(1, 0, 2)
+
+
 # crops
 
 
@@ -286,15 +295,14 @@ def test_batches_in_parts_make_the_steps_of_whole_ones_in_every_stage(run, train
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize('model_type', ['RealESRNetModel', 'RealESRGANModel'])
 def test_images_are_degraded_for_every_stage_alike_wherever_and_after_a_stop(
-    run, train_opt, monkeypatch, model_type
+    run, train_opt, monkeypatch
 ):
     found = {}
     for degrade_on in ('device', 'worker'):
         options = {'datasets__train__progressive': STAGES}
         options |= {'datasets__train__degrade_on': degrade_on, 'log_recipes': True}
-        opt = blind(short(train_opt, degrade_on, **options), model_type)
+        opt = blind(short(train_opt, degrade_on, **options), 'RealESRGANModel')
         found[degrade_on] = results(run(opt))
     assert differences(*found.values()) == []
     cut = dict(opt, name='cut')
