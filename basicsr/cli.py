@@ -15,6 +15,7 @@ USAGE = """usage: basicsr COMMAND -opt FILE [flags]
 commands:
   train    train a network from an option file
   test     run a trained network on images, and score it
+  tune     find the fastest settings of an option file by short trials
   average  make networks of the averages that train.posthoc_ema has stored
   cache    list the caches of decoded images; `basicsr cache clear` removes them
 
@@ -33,6 +34,10 @@ def main() -> None:
     if command == 'cache':
         manage_caches(sys.argv[2:])
         return
+    if command == 'tune':
+        from basicsr.tune import main as tune
+
+        sys.exit(tune(sys.argv[2:]))
     if command not in ('train', 'test'):
         sys.stderr.write(f"{USAGE}\nbasicsr: error: unknown command '{command}'\n")
         sys.exit(2)

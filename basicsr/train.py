@@ -10,6 +10,7 @@ if __name__ == '__main__':  # Python put basicsr/ itself on the path; the packag
     parse_args()  # --help and mistyped flags are answered before torch is imported
 
 import datetime
+import functools
 import math
 import time
 from collections.abc import Iterator, Sized
@@ -18,13 +19,14 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
-from basicsr.data import build_dataloader, build_dataset, gpus_per_process
+from basicsr.data import build_dataloader, build_dataset, decoded_images, gpus_per_process
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
 from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
+from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
@@ -102,6 +104,11 @@ def train_pipeline(root_path: str | Path) -> None:
     log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
     batches = prefetch(train_loader, opt)
     iter_timer, data_timer = AvgTimer(), AvgTimer()
+    data_wait = DataWait(
+        opt['datasets']['train'],
+        gpus_per_process(opt['num_gpu'], opt['dist']),
+        functools.partial(decoded_images, train_loader.dataset),
+    )
 
     # The iterations come first: after the last step no batch is asked for.
     for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
@@ -118,6 +125,7 @@ def train_pipeline(root_path: str | Path) -> None:
         model.optimize_parameters(current_iter)
         model.update_averages(current_iter)
         iter_timer.record()
+        data_wait.record(data_timer.get_current_time(), iter_timer.get_current_time())
 
         if current_iter == start_iter + 1:
             log_line.reset_start_time()  # the first step also starts workers and chooses kernels
@@ -128,6 +136,7 @@ def train_pipeline(root_path: str | Path) -> None:
             log_vars['time'] = iter_timer.get_avg_time()
             log_vars['data_time'] = data_timer.get_avg_time()
             log_line(log_vars | model.get_current_log())
+            data_wait.report(current_iter)
         if current_iter % save_freq == 0 or current_iter == total_iter:
             logger.info('Saving models and training states.')
             save(epoch, current_iter)

@@ -67,6 +67,10 @@ def test_help_is_no_error(command):
     assert (status, err) == (0, '')
     assert out.startswith('usage: basicsr train')
     assert '--force_yml' in out
+    status, out, err = command('tune', '--help')
+    assert (status, err) == (0, '')
+    assert out.startswith('usage: basicsr tune')
+    assert '--tolerance' in out
 
 
 def test_mistyped_flags_end_with_status_2(command):

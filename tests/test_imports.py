@@ -33,7 +33,9 @@ LAYERS = {
     'models': {'utils', 'data', 'archs', 'losses', 'metrics'},
     'train.py': {'models', 'data', 'utils', 'cli'},  # cli only where it runs as a script
     'test.py': {'models', 'data', 'utils', 'cli'},
-    'cli.py': {'train', 'test', 'models', 'data', 'utils'},
+    'trial.py': {'models', 'data', 'utils', 'train', 'cli'},
+    'tune.py': {'utils'},
+    'cli.py': {'train', 'test', 'tune', 'models', 'data', 'utils'},
     'version.py': set(),
     '__init__.py': set(),
 }
@@ -153,7 +155,7 @@ def test_importing_every_module_has_no_effect(run_program):
 
 
 @pytest.mark.parametrize(
-    'module', ['basicsr', 'basicsr.cli', 'basicsr.utils', 'basicsr.utils.options']
+    'module', ['basicsr', 'basicsr.cli', 'basicsr.tune', 'basicsr.utils', 'basicsr.utils.options']
 )
 def test_what_answers_help_is_imported_without_torch(run_program, module):
     code = f'import sys, {module}; print({{"torch", "cv2", "scipy", "numpy"}} & set(sys.modules))'

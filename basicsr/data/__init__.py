@@ -19,6 +19,8 @@ from basicsr.utils.rng import seed_cpu, seeded
 
 from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
+from .data_util import ImageReader
+from .image_cache import ImageCache
 from .prefetch_dataloader import PrefetchDataLoader
 from .progressive import Schedule
 from .sample_stream import SampleStream
@@ -156,6 +158,24 @@ def _batching(
 def gpus_per_process(num_gpu: int, dist: bool) -> int:
     """How many GPUs the batch of one process is for: several with DataParallel alone."""
     return 1 if dist else max(num_gpu, 1)
+
+
+def decoded_images(dataset: Dataset) -> tuple[int, int] | None:
+    """How many images of a dataset are in its caches, and how many there are; None without any."""
+    caches: list[ImageCache] = []
+    pending: list[Any] = [dataset]
+    known = set()  # a dataset may hold one that holds it
+    while pending:
+        owner = pending.pop()
+        known.add(id(owner))
+        for value in vars(owner).values():
+            items = value if isinstance(value, list) else [value]
+            caches += [item for item in items if isinstance(item, ImageCache)]
+            inner = [item for item in items if isinstance(item, Dataset | ImageReader)]
+            pending += [item for item in inner if id(item) not in known]
+    if not caches:
+        return None
+    return sum(cache.decoded for cache in caches), sum(cache.count for cache in caches)
 
 
 def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = None) -> DataLoader:

@@ -115,11 +115,18 @@ class ImageCache:
         self._open = False
         self._prepare(sources, kind)
 
+    @property
+    def decoded(self) -> int:
+        """How many of the images are there; none if the cache has been cleared."""
+        try:
+            return int(np.count_nonzero(np.fromfile(self.folder / 'offsets.bin', np.uint64)))
+        except FileNotFoundError:
+            return 0
+
     def __str__(self) -> str:
-        there = int(np.count_nonzero(np.fromfile(self.folder / 'offsets.bin', np.uint64)))
         size = sizeof_fmt((self.folder / 'pixels.bin').stat().st_size)
         limit = f', takes {self.share:.0%} of the free space at most' if self.share else ''
-        return f'{there} of {self.count} images are decoded in {self.folder} ({size}{limit})'
+        return f'{self.decoded} of {self.count} images are decoded in {self.folder} ({size}{limit})'
 
     def _prepare(self, sources: Sequence[str], kind: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

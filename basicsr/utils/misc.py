@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from .dist_util import master_only
+from .text import sizeof_fmt
 
 logger = logging.getLogger(__name__)
 
@@ -206,12 +207,3 @@ def folder_of_networks(path: dict) -> Path:
     """Where the networks that belong to ``path.resume_state`` are."""
     models = Path(path['resume_state']).resolve().parents[1] / 'models'
     return models if models.is_dir() else Path(path['models'])
-
-
-def sizeof_fmt(size: float, suffix: str = 'B') -> str:
-    """A number of bytes for people: ``1.5 KB``, ``3.2 GB``."""
-    for unit in ('', 'K', 'M', 'G', 'T', 'P', 'E', 'Z'):
-        if abs(size) < 1024:
-            return f'{size:3.1f} {unit}{suffix}'
-        size /= 1024
-    return f'{size:3.1f} Y{suffix}'

@@ -14,3 +14,12 @@ def some(items: Sequence[str], count: int = 5) -> str:
     """The first items, and how many more there are."""
     more = f' and {len(items) - count} more' if len(items) > count else ''
     return ', '.join(items[:count]) + more
+
+
+def sizeof_fmt(size: float, suffix: str = 'B') -> str:
+    """A number of bytes for people: ``1.5 KB``, ``3.2 GB``."""
+    for unit in ('', 'K', 'M', 'G', 'T', 'P', 'E', 'Z'):
+        if abs(size) < 1024:
+            return f'{size:3.1f} {unit}{suffix}'
+        size /= 1024
+    return f'{size:3.1f} Y{suffix}'

@@ -12,7 +12,14 @@ import torch
 from torch.utils.data import Dataset
 
 import basicsr.data
-from basicsr.data import build_dataloader, build_dataset, gpus_per_process, shard, worker_init_fn
+from basicsr.data import (
+    build_dataloader,
+    build_dataset,
+    decoded_images,
+    gpus_per_process,
+    shard,
+    worker_init_fn,
+)
 from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import PrefetchDataLoader
 from basicsr.utils.registry import DATASET_REGISTRY, import_plugins
@@ -275,3 +282,21 @@ def test_what_keeps_a_dataset_from_being_built_is_told_with_its_section(
 
     with pytest.raises(raised, match=message):
         build_dataset({'type': 'BrokenDataset', 'name': 'Set5', 'phase': 'val'})
+
+
+def test_decoded_images_are_counted_in_all_parts_of_a_set(image_pairs, tmp_path):
+    parts = []
+    for name, count in (('photos', 3), ('drawings', 4)):
+        gt, lq = image_pairs(name, count)
+        parts.append({'type': 'PairedImageDataset', 'dataroot_gt': gt, 'dataroot_lq': lq})
+    opt = {'type': 'ConcatDataset', 'phase': 'train', 'scale': 2, 'gt_size': 16, 'parts': parts}
+    loader = endless(build_dataset({**opt, 'cache': str(tmp_path / 'cache')}))
+    assert decoded_images(loader.dataset) == (0, 14)
+    loader.dataset[0, 0], loader.dataset[1, 6]
+    assert decoded_images(loader.dataset) == (4, 14)
+    assert decoded_images(endless(build_dataset({**opt, 'cache': 'off'})).dataset) is None
+
+
+def test_a_set_without_a_cache_of_ours_has_no_decoded_images(dice):
+    dice.owner = dice
+    assert decoded_images(endless(dice).dataset) is None

@@ -341,6 +341,7 @@ def test_a_word_that_is_meant_otherwise_is_no_folder(option, tmp_path, monkeypat
 def test_a_cache_that_is_cleared_during_a_run_is_no_obstacle(cache, tmp_path, caplog):
     cache.put(0, STAMP, image(0))
     clear_caches(tmp_path)
+    assert cache.decoded == 0
     got = cache.get(0, STAMP)
     assert got is None or np.array_equal(got, image(0))
     cache.put(1, STAMP, image(1))

@@ -1,0 +1,112 @@
+"""What a training run waits for, in words."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_WORTH_SAYING = 0.1  # share of the time spent waiting for data
+_AT_LEAST = 10  # iterations that a share is taken of
+_SAID_AGAIN_AFTER = 1000  # iterations
+
+
+class DataWait:
+    """Says how long a run waits for its data, and what to do about it.
+
+    Args:
+        dataset_opt: Completed options of the training set.
+        num_gpu: GPUs that this process has loader processes for.
+        decoded: Gives how many images are in the set's caches and how many there are; None if it
+            has no cache.
+    """
+
+    def __init__(
+        self,
+        dataset_opt: Mapping[str, Any],
+        num_gpu: int,
+        decoded: Callable[[], tuple[int, int] | None],
+    ):
+        self._workers = dataset_opt['num_worker_per_gpu']
+        self._shares = num_gpu * int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
+        self._cache_off = dataset_opt['cache'] in ('off', False)
+        self._decoded = decoded
+        self._seen = 0  # images in the caches when it was looked last
+        self._is_start = True  # in which workers are started
+        self._said, self._said_at = '', 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._count, self._waiting, self._total = 0, 0.0, 0.0
+
+    def record(self, waiting: float, total: float) -> None:
+        """Count an iteration: seconds spent waiting for its batch, and in all."""
+        self._count += 1
+        self._waiting += waiting
+        self._total += total
+
+    def report(self, current_iter: int) -> None:
+        """Log a line if there is something new to say of the iterations since the last call."""
+        if self._count < _AT_LEAST:
+            return
+        share = self._waiting / self._total
+        was_start, self._is_start = self._is_start, False
+        self._begin()
+        if share < _WORTH_SAYING and not was_start:
+            return
+        decoded = self._decoded()
+        filling = decoded is not None and self._seen < decoded[0] < decoded[1]
+        self._seen = decoded[0] if decoded else 0
+        if was_start:
+            return
+        text = advice(self._workers, self._shares, cores(), self._cache_off, decoded, filling)
+        kind = text.partition('(')[0]  # numbers alone are nothing new
+        if kind != self._said or current_iter >= self._said_at + _SAID_AGAIN_AFTER:
+            self._said, self._said_at = kind, current_iter
+            logger.info('Waiting for data %.0f %% of the time: %s', 100 * share, text)
+
+
+def advice(
+    workers: int,
+    shares: int,
+    cores: int,
+    cache_off: bool,
+    decoded: tuple[int, int] | None,
+    filling: bool,
+) -> str:
+    """What makes a training set faster. Numbers that change stand in brackets, at the end.
+
+    Args:
+        workers: ``num_worker_per_gpu``.
+        shares: GPUs on this machine, or processes without one, that each have so many.
+        cores: Of this machine.
+        cache_off: Whether the option file wants no decoded images to be kept.
+        decoded: Images in the caches, and of how many; None without cache.
+        filling: Whether their number grows.
+    """
+    if cache_off:
+        return 'switch datasets.train.cache on: images are decoded each time'
+    if filling and decoded:
+        return f'images are still being decoded (cache: {decoded[0]} of {decoded[1]})'
+    if (workers + 1) * shares <= cores:
+        for_each = f' for each of {shares}' if shares > 1 else ''
+        return f'raise datasets.train.num_worker_per_gpu ({workers} now{for_each}; {cores} cores)'
+    if decoded is None:
+        return f'take smaller images, or sub-images; every core has a worker ({cores} cores)'
+    if decoded[0] < decoded[1]:
+        return (
+            'name a folder with more space in datasets.train.cache, or take smaller images, or '
+            f'sub-images (cache: {decoded[0]} of {decoded[1]})'
+        )
+    return (
+        'every core has a worker, and every image is decoded; batches of bytes '
+        f'(datasets.train.uint8_batch) and smaller crops are cheaper ({cores} cores)'
+    )
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,260 @@
+"""`basicsr tune` from end to end: its table, the lines to paste, and what it leaves behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from runs import rows
+
+from basicsr.tune import Trials, conclusion, main, parse, table_row
+from basicsr.utils import yaml_load
+from basicsr.utils.tuning import Failure, Report
+
+# A worker beside the step, which takes longer than reading, saves three of seven parts of the time.
+SLOW = """
+import time
+
+from torch import nn
+
+from basicsr.data.paired_image_dataset import PairedImageDataset
+from basicsr.utils.registry import ARCH_REGISTRY, DATASET_REGISTRY
+
+
+@DATASET_REGISTRY.register()
+class SlowDataset(PairedImageDataset):
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+@ARCH_REGISTRY.register()
+class SlowNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 12, 3, padding=1)
+
+    def forward(self, x):
+        if len(x) > 1:
+            raise RuntimeError('this network takes one image')
+        time.sleep(0.04)
+        return nn.functional.pixel_shuffle(self.conv(x), 2)
+"""
+
+
+@pytest.fixture
+def slow_opt(train_opt, tmp_path):
+    (tmp_path / 'slow_arch.py').write_text(SLOW)
+    opt = train_opt(plugins=['.'], train__total_iter=1000, network_g={'type': 'SlowNet'})
+    opt['datasets']['train'].update(type='SlowDataset', batch_size_per_gpu=1)
+    return opt
+
+
+@pytest.fixture
+def environment(tmp_path, repository):
+    """Of a `basicsr tune`, with folders of its own for all that it may leave behind."""
+    with TemporaryDirectory() as folder:  # names of sockets must be short: not in tmp_path
+        yield {
+            **os.environ,
+            'PYTHONPATH': str(repository),
+            'OMP_NUM_THREADS': '1',
+            'TMPDIR': folder,
+            'HOME': str(tmp_path / 'home'),
+            'XDG_CACHE_HOME': str(tmp_path / 'home'),
+        }
+        assert os.listdir(folder) == []
+
+
+def start(opt, tmp_path, environment, *flags):
+    (tmp_path / 'x.yml').write_text(json.dumps(opt))
+    return subprocess.Popen(
+        [sys.executable, '-m', 'basicsr.cli', 'tune', '-opt', 'x.yml', *flags],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def files(folder):
+    return {file for file in folder.rglob('*') if '__pycache__' not in file.parts}
+
+
+def test_the_fastest_settings_are_found_and_can_be_pasted(slow_opt, run, tmp_path, environment):
+    (tmp_path / 'x.yml').touch()
+    before = files(tmp_path)
+    names = ['num_worker_per_gpu', 'amp', 'batch_size_per_gpu']
+    process = start(
+        slow_opt,
+        tmp_path,
+        environment,
+        '--seconds',
+        '0.5',
+        '--settings',
+        *names,
+        '--force_yml',
+        'logger:print_freq=7',
+    )
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, '')
+    assert files(tmp_path) == before
+
+    cells = [re.split(r'\s{2,}', line) for line in out.splitlines()]
+    table = {row[0]: row[1:] for row in cells[3:] if len(row) == 6}
+    plain, one = table['as in the file'], table['num_worker_per_gpu: 1']
+    assert plain[3:] == ['-', 'plain'] and float(plain[0]) > 0
+    assert one[3] == '0.00%', 'a worker changes no loss'
+    failed = 'failed: RuntimeError: this network takes one image'
+    assert table['batch_size_per_gpu: 2'] == ['-', '-', '-', '-', failed]
+    assert 'Not tried without a GPU: amp.' in out
+
+    if one[4] != 'accepted':  # on a machine so busy that waiting is not what takes the time
+        assert re.match(r'not \d+% faster', one[4]) and 'as fast as anything tried' in out
+        return
+    lines = out.partition('these lines:\n\n')[2].partition('\nor the flag')[0]
+    workers = yaml_load(lines)['datasets']['train'].pop('num_worker_per_gpu')
+    assert workers >= 1
+    assert f'--force_yml datasets:train:num_worker_per_gpu={workers}\n' in out
+    slow_opt['datasets']['train']['num_worker_per_gpu'] = workers
+    slow_opt['train']['total_iter'] = 2
+    assert len([row for row in rows(run(slow_opt)) if 'lr' in row]) == 2
+
+
+def test_an_error_in_the_file_is_shown_as_a_training_shows_it(
+    train_opt, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'x.yml').write_text(json.dumps(train_opt(train__total_iter='many')))
+    assert main(['-opt', 'x.yml']) == 2
+    out, err = capsys.readouterr()
+    assert out == ''
+    assert re.fullmatch(r"[-\d]+ [:,\d]+ ERROR: x.yml:1: train.total_iter: .*, got 'many'\n", err)
+
+
+@pytest.mark.skipif(not Path('/proc/self/cmdline').exists(), reason='needs /proc')
+def test_an_interruption_ends_all_processes(slow_opt, tmp_path, environment):
+    slow_opt['datasets']['train']['num_worker_per_gpu'] = 1
+    process = start(slow_opt, tmp_path, environment, '--seconds', '60')
+
+    def trials():
+        return [
+            file.parent.name
+            for file in Path('/proc').glob('[0-9]*/cmdline')
+            if environment['TMPDIR'].encode() in read(file)
+        ]
+
+    def read(file):
+        try:
+            return file.read_bytes()
+        except OSError:  # it has ended meanwhile
+            return b''
+
+    deadline = time.monotonic() + 60
+    while len(trials()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(trials()) == 2  # the trial and its worker
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, '', 'Interrupted.\n')
+    assert trials() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_settings_of_a_gpu_are_tried_on_one(train_opt, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'x.yml').write_text(json.dumps(train_opt(train__total_iter=1000, num_gpu=1)))
+    flags = ['--seconds', '0.5', '--settings', 'amp', 'channels_last']
+    assert main(['-opt', 'x.yml', *flags]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r'^amp: (bf16|fp16) +\d', out, re.MULTILINE)
+    assert re.search(r'^channels_last: true +\d', out, re.MULTILINE)
+    assert 'Not tried' not in out
+
+
+def test_several_processes_are_refused(monkeypatch, capsys):
+    for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'):
+        monkeypatch.setenv(name, '0')
+    with pytest.raises(SystemExit) as stop:
+        main(['-opt', 'x.yml'])
+    assert stop.value.code == 2
+    assert 'without torchrun' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flags', ['--seconds 0', '--memory 1.1', '--tolerance -1'])
+def test_flags_that_mean_nothing_are_refused(flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(['-opt', 'x.yml', *flags.split()])
+    assert stop.value.code == 2
+    assert 'must be above 0' in capsys.readouterr().err
+
+
+PLAIN = Report(
+    speed=100.0,
+    noise=0.0,
+    waiting=0.25,
+    memory=2**30,
+    losses=[{'l_pix': 0.5}],
+    settings={'batch_size_per_gpu': 16},
+    device='the CPU',
+    total_memory=2**31,
+    half=None,
+    cores=2,
+    seed=0,
+)
+
+
+def test_the_lines_to_paste_have_what_differs_and_warn_of_a_larger_batch():
+    settings = {'amp': 'bf16', 'cache': 'auto', 'batch_size_per_gpu': 32, 'compile': True}
+    text = conclusion(settings, PLAIN, PLAIN, list(settings), 0.9)
+    lines = text.partition('these lines:\n\n')[2].partition('\nor the flag')[0]
+    assert yaml_load(lines) == {
+        'train': {'amp': 'bf16', 'compile': True},
+        'datasets': {'train': {'cache': 'auto', 'batch_size_per_gpu': 32}},
+    }
+    assert 'train:amp=bf16 datasets:train:cache=auto' in text
+    assert 'scale_lr' in text
+    assert 'batch_size_per_gpu: 32 was not tried' in text
+    assert 'scale_lr' not in conclusion({'amp': 'bf16'}, PLAIN, PLAIN, ['amp'], 0.9)
+    assert 'as fast as anything tried' in conclusion({}, PLAIN, PLAIN, ['amp'], 0.9)
+
+
+def test_a_row_has_a_cell_for_each_column_and_a_dash_where_there_is_no_number():
+    assert re.split(r'\s{2,}', table_row('x', PLAIN, PLAIN, 'yes').rstrip()) == [
+        *('x', '100.0', '25%', '1.0 GB', '0.00%', 'yes'),
+    ]
+    failed = table_row('x', Failure(1, 'out of memory'), PLAIN, 'failed: out of memory')
+    assert failed.split()[1:5] == ['-'] * 4
+
+
+@pytest.mark.parametrize(
+    ('status', 'log', 'reason'),
+    [
+        (1, 'Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried 3 GiB', 'out of memory'),
+        (-9, 'loading', 'out of memory'),
+        (None, 'compiling', 'no end in sight'),
+        (
+            1,
+            'Traceback\nInvalidCxxCompiler: x\ntorch.NoError: No g++\n\nSet X=1\n',
+            'torch.NoError: No g++',
+        ),
+        (2, '2026-01-01 10:00:00,123 ERROR: x.yml:3: wrong', 'x.yml:3: wrong'),
+        (-11, '', 'exit status -11'),
+    ],
+)
+def test_a_trial_that_fails_says_why(monkeypatch, tmp_path, status, log, reason):
+    def run(self, arguments, file):
+        file.write(log.encode())
+        return status
+
+    monkeypatch.setattr(Trials, '_run', run)
+    trial = Trials(parse(['-opt', 'x.yml']), tmp_path)({'compile': True})
+    assert (trial.status, trial.reason, trial.log) == (status, reason, log)
