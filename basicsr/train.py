@@ -28,6 +28,7 @@ from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
+from basicsr.utils.cores import report_cores
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
@@ -244,6 +245,7 @@ def create_train_val_dataloader(
         train_loader = build_dataloader(
             dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start, start_iter
         )
+        report_cores(train_loader.num_workers, opt['num_gpu'] > 0)
         if is_stream:
             sampler = train_loader.dataset
         total_epochs = math.ceil(schedule.samples(total_iter) / sampler.total_size)

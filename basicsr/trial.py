@@ -19,7 +19,7 @@ from basicsr.data import gpus_per_process
 from basicsr.data.samplers import SubsetRandomOrder
 from basicsr.models import build_model
 from basicsr.train import create_train_val_dataloader, prefetch, schedule_of_all_ranks
-from basicsr.utils.bottleneck import cores
+from basicsr.utils.cores import usable_cores
 from basicsr.utils.logger import get_root_logger
 from basicsr.utils.options import OptionError, parse_options
 from basicsr.utils.registry import DATASET_REGISTRY
@@ -94,7 +94,7 @@ def measure(root_path: Path, request: dict[str, Any]) -> None:
         device=torch.cuda.get_device_name() if has_gpu else 'the CPU',
         total_memory=_memory(has_gpu),
         half=_half() if has_gpu else None,
-        cores=cores() // gpus,
+        cores=len(usable_cores()) // gpus,
         seed=opt['manual_seed'],
     )
     Path(request['report']).write_text(json.dumps(vars(report)), encoding='utf-8')

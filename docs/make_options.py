@@ -72,8 +72,6 @@ def _type(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> Any:
-    if field.default_factory is not None:
-        return 'min(4, cores)'  # of num_worker_per_gpu, the only one that the machine decides
     value = field.default
     return '~' if value in (None, '') else str(value).lower() if isinstance(value, bool) else value
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from golden import recipe
+from runs import TORCHRUN
 
 from basicsr.utils import registry
 
@@ -178,3 +179,48 @@ def run_program(tmp_path, repository):
         )
 
     return call
+
+
+@pytest.fixture
+def two_val_opt(train_opt, image_pairs):
+    """Three validation images in one set, one in the other: shares are uneven, or empty."""
+    gt, lq = image_pairs('single', 1, (16, 20))
+
+    def make(**overrides):
+        opt = train_opt(val__save_img=True, **overrides)
+        opt['datasets']['val_2'] = dict(opt['datasets']['val'], dataroot_gt=gt, dataroot_lq=lq)
+        opt['val']['metrics']['ssim'] = {'type': 'calculate_ssim', 'crop_border': 2}
+        return opt
+
+    return make
+
+
+@pytest.fixture
+def train_in_two(run_program, write, tmp_path, repository):
+    """Train one option file after the other on two processes: (options, iteration to die after)."""
+
+    def train(*parts):
+        plan, begun = [], set()
+        for opt, die_after in parts:
+            resumes = ['--auto_resume'] * (opt['name'] in begun)
+            argv = ['-opt', write(opt), *resumes]
+            part = {'pipeline': 'train', 'argv': argv, 'die_after': die_after, 'draw': False}
+            plan.append(part)
+            begun.add(opt['name'])
+        (tmp_path / 'plan.json').write_text(json.dumps(plan))
+        program = repository / 'tests' / 'distributed_program.py'
+        result = run_program(*TORCHRUN, program, 'plan.json', timeout=300)  # of many short runs
+        assert result.returncode == 0, result.stderr
+        return tmp_path / 'experiments'
+
+    return train
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(opt):
+        file = tmp_path / f'{opt["name"]}.yml'
+        file.write_text(json.dumps(opt))
+        return str(file)
+
+    return write

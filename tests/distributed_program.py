@@ -1,8 +1,9 @@
 """Runs several pipelines one after another inside one process group; torchrun starts it.
 
-The argument is a JSON file: a list of {'pipeline', 'argv', 'die_after' (an iteration) or null}.
-Every rank leaves the weights that it ends with in ``rank_<rank>.pth`` of the run's folder, and how
-often gradients were averaged over the ranks.
+The argument is a JSON file: a list of {'pipeline', 'argv', 'die_after' (an iteration) or null}, and
+'draw': false to leave out the pictures at the end.
+Every rank leaves the weights that it ends with in ``rank_<rank>.pth`` of the run's folder, of a
+sharded run how many numbers it keeps of each network, and how often DDP averaged gradients.
 """
 
 import json
@@ -13,6 +14,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import basicsr.train
 from basicsr.models.base_model import BaseModel
 from basicsr.models.sr_model import SRModel
 from basicsr.test import test_pipeline
@@ -28,9 +30,15 @@ def write_weights(model):
     states = {name: model.get_bare_model(net).state_dict() for name, net in nets.items() if net}
     if model.swa is not None:
         states['swa'] = model.swa.network.state_dict()
+    if model.sharding:  # a rank has parts of weights, and no hook of DDP counts
+        states = {name: sum(map(kept, net.parameters())) for name, net in nets.items() if net}
     states['reductions'] = model.reductions
     path = model.opt['path']['experiments_root']
     torch.save(states, Path(path) / f'rank_{model.opt["rank"]}.pth')
+
+
+def kept(parameter):
+    return parameter.to_local().numel()
 
 
 def count_and_reduce(model, bucket):
@@ -52,7 +60,7 @@ def main(plan):
             net.register_comm_hook(self, count_and_reduce)
         return net
 
-    BaseModel.reductions = 0
+    BaseModel.reductions, draw = 0, basicsr.train.draw_results
     BaseModel.model_to_device = move_and_count
     SRModel.save = save_and_write
     for part in plan:
@@ -63,6 +71,7 @@ def main(plan):
             begin(self, current_iter, *args)
 
         BaseModel.update_learning_rate = dying_begin
+        basicsr.train.draw_results = draw if part.get('draw', True) else lambda *_: None
         sys.argv = ['program', *part['argv']]
         try:
             (train_pipeline if part['pipeline'] == 'train' else test_pipeline)(Path.cwd())

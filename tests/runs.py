@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 
+# How a test starts two processes: python <these> PROGRAM
+TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2')
+
 
 def rows(folder):
     """Lines of a run's ``metrics.jsonl`` without the measured times."""

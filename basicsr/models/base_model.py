@@ -37,7 +37,12 @@ from .optimization import (
     train_weights,
 )
 from .precision import Precision
-from .preparation import channels_last_is_faster, prepare_for_training, use_channels_last
+from .preparation import (
+    build_sharding,
+    channels_last_is_faster,
+    prepare_for_training,
+    use_channels_last,
+)
 from .swa import StochasticAverage
 
 logger = logging.getLogger(__name__)
@@ -64,6 +69,7 @@ class BaseModel:
         batch_tensors: Names of the attributes that hold a batch, which is split to accumulate
             gradients.
         swa, power_averages: The averages of ``train.swa`` and ``train.posthoc_ema``, or None.
+        sharding: With ``train.sharding`` what splits the networks over the processes, else None.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
@@ -91,6 +97,7 @@ class BaseModel:
         self.channels_last = None if layout == 'auto' else layout
         mixing = train_opt.get('mixing')
         self.mixing = BatchMixing(mixing, opt['manual_seed'], opt['rank']) if mixing else None
+        self.sharding = build_sharding(opt, self.device)
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
@@ -160,6 +167,8 @@ class BaseModel:
         net = net.to(self.device)
         if self.is_train:
             net = prepare_for_training(net, self.opt['train'], self.opt['dist'])
+        if self.sharding:
+            return self.sharding.shard(net)
         if self.opt['dist'] and any(p.requires_grad for p in net.parameters()):
             return DistributedDataParallel(
                 net,
@@ -263,7 +272,7 @@ class BaseModel:
 
         Within the loop ``batch_tensors``, and the attributes named as ``more``, are a part of the
         batch. It gives the part's share of the batch, which its losses are to be multiplied by, so
-        that the gradients are those of the whole. DDP averages them over the ranks in the last one.
+        that the gradients are those of the whole. They are averaged over the ranks in the last one.
         """
         if self.accumulate == 1:
             yield 1.0
@@ -276,6 +285,8 @@ class BaseModel:
             for name in whole:
                 setattr(self, name, chunks[name][number])
             last = number == len(chunks['lq']) - 1
+            if self.sharding:
+                net.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
             alone = isinstance(net, DistributedDataParallel) and not last
             with net.no_sync() if alone else nullcontext():  # pyright: ignore[reportCallIssue]
                 yield len(part) / len(whole['lq'])
@@ -327,7 +338,8 @@ class BaseModel:
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
     ) -> torch.optim.Optimizer:
         """An optimizer by name, see ``build_optimizer``."""
-        return build_optimizer(optim_type, params, lr=lr, **kwargs)
+        optimizer = build_optimizer(optim_type, params, lr=lr, **kwargs)
+        return self.sharding.prepare(optimizer) if self.sharding else optimizer
 
     def setup_schedulers(self) -> None:
         """One schedule per optimizer."""
@@ -395,7 +407,6 @@ class BaseModel:
             stacked /= world_size
         return OrderedDict(zip(self.log_dict, stacked.tolist(), strict=True))
 
-    @master_only
     def save_network(
         self,
         net: nn.Module | list[nn.Module],
@@ -404,6 +415,8 @@ class BaseModel:
         param_key: str | list[str] = 'params',
     ) -> None:
         """Write one or several networks into ``<net_label>_<iter or latest>.pth``.
+
+        Every rank has to call it, and rank 0 writes.
 
         Args:
             net: A network, or a list such as [net_g, net_g_ema].
@@ -423,6 +436,10 @@ class BaseModel:
         self._save(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
 
     def _save(self, content: dict, path: Path) -> None:
+        if self.sharding:
+            content = self.sharding.gathered(content)
+        if get_dist_info()[0] > 0:
+            return
         if self.saver is not None:
             self.saver.save(content, path)
         else:
@@ -509,9 +526,6 @@ class BaseModel:
         """
         if current_iter == -1:
             return
-        extra = self.extra_state()
-        if get_dist_info()[0] > 0:
-            return
         state = {
             'epoch': epoch,
             'iter': current_iter,
@@ -523,7 +537,7 @@ class BaseModel:
             'types': self._types(),
             'precision': self.precision.state_dict(),
             'channels_last': self.channels_last,
-            **extra,
+            **self.extra_state(),
         }
         if self.swa is not None:
             state['swa'] = self.swa.state_dict()

@@ -44,7 +44,7 @@ def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, An
     try:
         has_fused = 'fused' in inspect.signature(optimizer_class).parameters
         chosen = options.keys() & _IMPLEMENTATIONS
-        if has_fused and not chosen and all(map(_can_be_fused, params)):
+        if has_fused and not chosen and all(_can_be_fused(p, optimizer_class) for p in params):
             options = options | {'fused': True}
         return optimizer_class(params, **options)
     except (TypeError, ValueError) as error:
@@ -53,10 +53,13 @@ def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, An
         ) from error
 
 
-def _can_be_fused(params: Tensor | Mapping[str, Any]) -> bool:
-    """Whether a parameter, or all of a group, are such as torch has fused optimizers for."""
+def _can_be_fused(params: Tensor | Mapping[str, Any], optimizer_class: type[Optimizer]) -> bool:
+    """Whether a parameter, or all of a group, are such as torch has a fused optimizer for."""
     if isinstance(params, Mapping):
-        return all(map(_can_be_fused, params['params']))
+        return all(_can_be_fused(parameter, optimizer_class) for parameter in params['params'])
+    is_sharded = hasattr(params, 'full_tensor')
+    if is_sharded and optimizer_class not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
     return params.is_floating_point() and params.device.type in ('cpu', 'cuda')
 
 
@@ -68,7 +71,7 @@ def arguments_of(optimizer: Optimizer) -> set[str]:
 
 def train_weights(optimizers: Iterable[Optimizer]) -> None:
     """Let networks have the weights that are trained."""
-    for optimizer in filter(_has_two_weights, optimizers):
+    for optimizer in filter(has_two_weights, optimizers):
         optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -81,7 +84,7 @@ def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     to change between them.
     """
     optimizers = list(optimizers)
-    for optimizer in filter(_has_two_weights, optimizers):
+    for optimizer in filter(has_two_weights, optimizers):
         optimizer.eval()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
@@ -89,7 +92,8 @@ def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
         train_weights(optimizers)
 
 
-def _has_two_weights(optimizer: Optimizer) -> bool:
+def has_two_weights(optimizer: Optimizer) -> bool:
+    """Whether it is a schedule-free optimizer."""
     return hasattr(optimizer, 'train') and hasattr(optimizer, 'eval')
 
 

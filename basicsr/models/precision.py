@@ -53,7 +53,9 @@ class Precision:
         if self.clip_norm is not None or self.clip_value is not None:
             scaler.unscale_(optimizer)
         if self.clip_norm is not None:
-            norms[f'grad_norm_{label}'] = nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            norm: Any = nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            is_shared = hasattr(norm, 'full_tensor')  # of a sharded network
+            norms[f'grad_norm_{label}'] = norm.full_tensor() if is_shared else norm
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         scaler.step(optimizer)

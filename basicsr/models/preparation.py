@@ -86,6 +86,31 @@ def _pass_through(net: nn.Module, images: Tensor, autocast: AbstractContextManag
         torch.cuda.synchronize()
 
 
+def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
+    """What splits the networks of a model over the processes, see ``Sharding``.
+
+    None unless ``train.sharding`` asks for it and there are processes to split them over.
+    """
+    train_opt = opt.get('train') or {}
+    if not train_opt.get('sharding'):
+        return None
+    if not opt['dist']:
+        if opt['num_gpu'] > 1:
+            raise ValueError(
+                f'train.sharding needs one process per GPU, and num_gpu is {opt["num_gpu"]} in a '
+                f'single one: torchrun --nproc_per_node={opt["num_gpu"]} basicsr/train.py -opt FILE'
+            )
+        logger.info('train.sharding has no effect: this is the only process.')
+        return None
+    if train_opt.get('channels_last'):
+        raise ValueError(
+            'train.sharding cuts weights whose memory is contiguous: leave channels_last out.'
+        )
+    from .sharding import Sharding  # which takes a second to import
+
+    return Sharding(device)
+
+
 def _with_synced_norms(net: nn.Module) -> nn.Module:
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if norms and next(net.parameters()).device.type != 'cuda':
@@ -111,12 +136,9 @@ def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
 def _checkpoint_chains(net: nn.Module) -> None:
     """Compute the blocks of every chain again in the backward pass; their inside is not kept.
 
-    Of chains within chains the innermost. Batch normalisation would count a batch twice: blocks
-    that have it stay as they are.
+    Batch normalisation would count a batch twice: blocks that have it stay as they are.
     """
-    chains = [chain for chain in net.modules() if _is_chain(chain)]
-    inner = [chain for chain in chains if sum(map(_is_chain, chain.modules())) == 1]
-    blocks = [block for chain in inner for block in chain.children() if not _counts_batches(block)]
+    blocks = [block for block in inner_blocks(net) if not _counts_batches(block)]
     for block in blocks:  # the class, not the object: copies on other GPUs have it too
         block.__class__ = _checkpointed(type(block))
     if blocks:
@@ -127,6 +149,13 @@ def _checkpoint_chains(net: nn.Module) -> None:
         '(nn.Sequential or nn.ModuleList of several blocks of one class, without batch norms).',
         type(net).__name__,
     )
+
+
+def inner_blocks(net: nn.Module) -> list[nn.Module]:
+    """The blocks of every chain, of chains within chains of the innermost."""
+    chains = [chain for chain in net.modules() if _is_chain(chain)]
+    inner = [chain for chain in chains if sum(map(_is_chain, chain.modules())) == 1]
+    return [block for chain in inner for block in chain.children()]
 
 
 def _is_chain(module: nn.Module) -> bool:

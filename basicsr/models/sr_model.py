@@ -31,7 +31,7 @@ from basicsr.utils.text import did_you_mean
 
 from .averaging import PowerAverages
 from .base_model import BaseModel
-from .optimization import parameter_groups, train_weights
+from .optimization import has_two_weights, parameter_groups, train_weights
 from .preparation import compile_if_asked
 from .swa import StochasticAverage, let_swa_take_over
 
@@ -107,6 +107,8 @@ class SRModel(BaseModel):
         if self.ema_decay > 0:
             logger.info('Use Exponential Moving Average with decay: %s', self.ema_decay)
             self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
+            if self.sharding:
+                self.net_g_ema = self.sharding.shard(self.net_g_ema)
             self.model_ema(0)  # a copy: where weights are loaded in part, both begin alike
             self._load_pretrained(self.net_g_ema, 'g', 'params_ema')
             self.net_g_ema.eval()
@@ -120,6 +122,16 @@ class SRModel(BaseModel):
     def setup_averages(self) -> None:
         """Build what ``train.swa`` and ``train.posthoc_ema`` ask for."""
         swa, lengths = (self.opt['train'].get(key) for key in ('swa', 'posthoc_ema'))
+        if self.sharding and (swa or lengths):
+            raise ValueError(
+                'train.swa and train.posthoc_ema average whole networks, and train.sharding splits '
+                'them: leave one of these out.'
+            )
+        if (swa or lengths) and any(map(has_two_weights, self.optimizers)):
+            raise ValueError(
+                'train.swa and train.posthoc_ema average the weights that are trained, and a '
+                'schedule-free optimizer has its own average: leave one of these out.'
+            )
         if swa:
             self.swa = StochasticAverage(
                 swa, self.opt['train']['total_iter'], self._copy_of_net_g()
@@ -339,14 +351,16 @@ class SRModel(BaseModel):
     ) -> None:
         """Share the images among the ranks; the results equal those of one process."""
         rank, world_size = get_dist_info()
-        if type(self).nondist_validation is not SRModel.nondist_validation:
+        net = self._network()
+        with self.sharding.whole(net) if self.sharding else nullcontext():
+            if type(self).nondist_validation is SRModel.nondist_validation:
+                share_buffers(net)
+                share = shard(dataloader, rank, world_size)
+                self._validate(share, current_iter, tb_logger, save_img, rank, world_size)
+                return
             if rank == 0:  # a subclass has its own loop, which knows nothing of ranks
                 self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
             barrier()
-            return
-        share_buffers(self._network())
-        share = shard(dataloader, rank, world_size)
-        self._validate(share, current_iter, tb_logger, save_img, rank, world_size)
 
     def nondist_validation(
         self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool

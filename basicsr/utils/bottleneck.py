@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .cores import usable_cores
+
 logger = logging.getLogger(__name__)
 
 _WORTH_SAYING = 0.1  # share of the time spent waiting for data
@@ -60,7 +62,8 @@ class DataWait:
         self._seen = decoded[0] if decoded else 0
         if was_start:
             return
-        text = advice(self._workers, self._shares, cores(), self._cache_off, decoded, filling)
+        cores = len(usable_cores())
+        text = advice(self._workers, self._shares, cores, self._cache_off, decoded, filling)
         kind = text.partition('(')[0]  # numbers alone are nothing new
         if kind != self._said or current_iter >= self._said_at + _SAID_AGAIN_AFTER:
             self._said, self._said_at = kind, current_iter
@@ -103,10 +106,3 @@ def advice(
         'every core has a worker, and every image is decoded; batches of bytes '
         f'(datasets.train.uint8_batch) and smaller crops are cheaper ({cores} cores)'
     )
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -4,7 +4,6 @@ Everything else in an option file belongs to a component (network, dataset, loss
 optimizer), whose constructor signature is its schema.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -110,8 +109,8 @@ class TrainDatasetOptions(DatasetOptions):
     """Keys of ``datasets.train``."""
 
     batch_size_per_gpu: int = Field(ge=1, description='samples per rank and step')
-    num_worker_per_gpu: int = Field(
-        default_factory=lambda: min(4, os.cpu_count() or 1), ge=0, description='per rank'
+    num_worker_per_gpu: int | None = Field(
+        None, ge=0, description="per rank; ~: 4, or the rank's share of the cores if that is less"
     )
     dataset_enlarge_ratio: int | float = Field(
         1, gt=0, description='repeats of the set in one epoch'
@@ -266,6 +265,9 @@ class TrainOptions(Section):
     )
     norms: Literal['synced', 'frozen'] | None = Field(
         None, description='batch normalisation over all ranks, or left as it is loaded'
+    )
+    sharding: Literal['fsdp'] | None = Field(
+        None, description='fsdp: weights and optimizer state are split over the processes'
     )
     accumulate: int = Field(1, ge=1, description='parts that a batch is computed in')
     clip_grad_norm: float | None = Field(None, gt=0, description='largest norm of the gradient')

@@ -241,6 +241,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         file.force(entry)
     opt = file.complete()
 
+    from .cores import share_cores
     from .dist_util import from_master, get_dist_info, init_dist, launched_by_torchrun
     from .logger import get_root_logger
 
@@ -274,6 +275,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     if args.debug and not opt['name'].startswith('debug'):
         opt['name'] = f'debug_{opt["name"]}'
     opt['num_gpu'] = _usable_gpus(opt['num_gpu'])
+    share_cores(opt)
     for key, dataset in opt['datasets'].items():
         _complete_dataset(key, dataset, opt)
         _complete_loading(dataset, opt['num_gpu'])

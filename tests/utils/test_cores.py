@@ -1,0 +1,92 @@
+import logging
+import socket
+
+import pytest
+import torch
+
+from basicsr.utils import cores
+from basicsr.utils.cores import report_cores, share_cores, usable_cores
+
+
+@pytest.fixture
+def of_ranks(monkeypatch):
+    """Let ranks be given by host (None: this one) and cores, the first one being this.
+
+    Returns the list of the numbers of threads that torch has had.
+    """
+
+    def put(ranks, omp=None):
+        here = [(host or socket.gethostname(), own) for host, own in ranks]
+        monkeypatch.setattr(cores, 'usable_cores', lambda: ranks[0][1])
+        monkeypatch.setattr(cores, 'gather_lists', lambda own: here if len(here) > 1 else own)
+        threads = [omp or 16]
+        monkeypatch.setattr(torch, 'set_num_threads', threads.append)
+        monkeypatch.setattr(torch, 'get_num_threads', lambda: threads[-1])
+        monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+        if omp:
+            monkeypatch.setenv('OMP_NUM_THREADS', str(omp))
+        return threads
+
+    return put
+
+
+ALL = set(range(16))
+
+
+@pytest.mark.parametrize(
+    ('ranks', 'expected'),
+    [
+        ([(None, ALL)], (4, 16)),
+        ([(None, {3, 5})], (2, 16)),
+        ([(None, ALL)] * 2, (4, 8)),
+        ([(None, ALL)] * 8, (2, 2)),
+        ([(None, ALL)] * 32, (1, 1)),
+        ([(None, ALL)] * 2 + [('another', ALL)] * 2, (4, 8)),
+        ([(None, set(range(8))), (None, set(range(8, 16)))], (4, 8)),  # as srun binds its tasks
+    ],
+)
+def test_ranks_of_a_host_share_its_cores_and_one_process_keeps_its_threads(
+    ranks, expected, of_ranks
+):
+    threads = of_ranks(ranks)
+    train = {'num_worker_per_gpu': None}
+    share_cores({'datasets': {'train': train}, 'world_size': len(ranks), 'dist': len(ranks) > 1})
+    assert (train['num_worker_per_gpu'], threads[-1]) == expected
+
+
+def test_what_the_user_says_is_kept(of_ranks):
+    threads = of_ranks([(None, ALL)] * 8, omp=3)
+    train = {'num_worker_per_gpu': 6}
+    share_cores({'datasets': {'train': train}, 'world_size': 8, 'dist': True})
+    assert (train['num_worker_per_gpu'], threads) == (6, [3])
+
+
+@pytest.mark.parametrize(
+    ('ranks', 'threads', 'workers', 'on_gpu', 'message'),
+    [
+        (2, 7, 2, False, '18 of 16 used on this host: 2 ranks x (7 threads + 2 loader processes)'),
+        (2, 6, 2, False, ''),
+        (2, 1, 2, False, '6 of 16 used on this host: 2 ranks x (1 threads + 2 loader processes)'),
+        (1, 14, 2, False, ''),
+        (1, 16, 4, False, '20 of 16 used'),
+        (2, 16, 7, True, ''),  # the GPU computes, not the threads
+        (2, 16, 8, True, '18 of 16 used on this host: 2 ranks x (1 threads + 8 loader processes)'),
+    ],
+)
+def test_one_line_says_that_cores_are_too_few_or_idle(
+    ranks, threads, workers, on_gpu, message, of_ranks, caplog
+):
+    caplog.set_level(logging.INFO)
+    of_ranks([(None, ALL)] * ranks, omp=threads)
+    report_cores(workers, on_gpu)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(message)
+    assert message in ''.join(lines)
+
+
+def test_a_process_bound_to_a_core_may_use_that_alone(monkeypatch):
+    monkeypatch.setattr('os.sched_getaffinity', lambda _: {5}, raising=False)
+    assert usable_cores() == {5}
+    monkeypatch.delattr('os.sched_getaffinity')
+    monkeypatch.setattr('os.cpu_count', lambda: 3)
+    assert usable_cores() == {0, 1, 2}
