@@ -28,7 +28,7 @@ from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
-from basicsr.utils.cores import report_cores
+from basicsr.utils.cores import ranks_on_cores, report_cores
 from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
@@ -107,7 +107,7 @@ def train_pipeline(root_path: str | Path) -> None:
     iter_timer, data_timer = AvgTimer(), AvgTimer()
     data_wait = DataWait(
         opt['datasets']['train'],
-        gpus_per_process(opt['num_gpu'], opt['dist']),
+        gpus_per_process(opt['num_gpu'], opt['dist']) * ranks_on_cores(),
         functools.partial(decoded_images, train_loader.dataset),
     )
 
@@ -115,16 +115,10 @@ def train_pipeline(root_path: str | Path) -> None:
     for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
         data_timer.record()
         epoch = model.samples_seen // sampler.total_size
-        model.samples_seen += schedule.batch_size(current_iter)
         stage = schedule.stage(current_iter)
         if stage.sizes and current_iter in (stage.first, start_iter + 1):
             logger.info('%s', stage)
-        seed_all(opt['manual_seed'], opt['rank'], current_iter)
-        model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
-        model.feed_data(data)
-        model.mix_batch()
-        model.optimize_parameters(current_iter)
-        model.update_averages(current_iter)
+        make_step(model, data, current_iter, schedule)
         iter_timer.record()
         data_wait.record(data_timer.get_current_time(), iter_timer.get_current_time())
 
@@ -148,7 +142,7 @@ def train_pipeline(root_path: str | Path) -> None:
 
     elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
     logger.info('End of training. Time consumed: %s', elapsed)
-    finish_swa(model, batches, schedule.batch_size(total_iter))
+    finish_swa(model, batches, schedule)
     logger.info('Save the latest model.')
     save(epoch=-1, current_iter=-1)
     if opt['val']:
@@ -157,6 +151,22 @@ def train_pipeline(root_path: str | Path) -> None:
     writer.close()
     draw_results(opt, model, logger)
     barrier()
+
+
+def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> None:
+    """Make one iteration of a training on a batch.
+
+    Args:
+        schedule: The batches of all ranks.
+    """
+    opt = model.opt
+    seed_all(opt['manual_seed'], opt['rank'], current_iter)
+    model.samples_seen += schedule.batch_size(current_iter)
+    model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
+    model.feed_data(data)
+    model.mix_batch()
+    model.optimize_parameters(current_iter)
+    model.update_averages(current_iter)
 
 
 def load_resume_state(opt: dict) -> dict | None:

@@ -18,12 +18,16 @@ from torch.utils.data import IterableDataset
 from basicsr.data import gpus_per_process
 from basicsr.data.samplers import SubsetRandomOrder
 from basicsr.models import build_model
-from basicsr.train import create_train_val_dataloader, prefetch, schedule_of_all_ranks
+from basicsr.train import (
+    create_train_val_dataloader,
+    make_step,
+    prefetch,
+    schedule_of_all_ranks,
+)
 from basicsr.utils.cores import usable_cores
 from basicsr.utils.logger import get_root_logger
 from basicsr.utils.options import OptionError, parse_options
 from basicsr.utils.registry import DATASET_REGISTRY
-from basicsr.utils.rng import seed_all
 from basicsr.utils.tuning import KEYS, Report
 
 # The first iterations start workers, decode the images, choose kernels and compile; their losses
@@ -105,8 +109,11 @@ def _for_trial(opt: dict, request: dict[str, Any]) -> dict:
     dataset_opt = dict(opt['datasets']['train'])
     if dataset_opt['progressive']:  # the stages that follow are other trainings
         dataset_opt['progressive'] = [{**dataset_opt['progressive'][0], 'iters': None}]
-    if dataset_opt['cache'] not in ('off', False):
-        dataset_opt['cache'] = request['cache']
+    if dataset_opt.get('parts'):  # of a ConcatDataset
+        dataset_opt['parts'] = [dict(part) for part in dataset_opt['parts']]
+    for owner in (dataset_opt, *(dataset_opt.get('parts') or ())):
+        if owner.get('cache', 'off') not in ('off', False):
+            owner['cache'] = request['cache']
     if not issubclass(DATASET_REGISTRY.get(dataset_opt['type']), IterableDataset):
         count = min(4 * schedule_of_all_ranks(opt).batch_size(1), _IMAGES)
         dataset_opt['sampler'] = {'type': 'basicsr.trial:FewImages', 'count': count}
@@ -137,13 +144,7 @@ def _train(
     numbers = range(first + 1, total_iter + 1)
     for current_iter, data in zip(numbers, prefetch(loader, opt), strict=False):
         waited.append(time.perf_counter() - last)
-        seed_all(opt['manual_seed'], opt['rank'], current_iter)
-        model.samples_seen += schedule.batch_size(current_iter)
-        model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
-        model.feed_data(data)
-        model.mix_batch()
-        model.optimize_parameters(current_iter)
-        model.update_averages(current_iter)
+        make_step(model, data, current_iter, schedule)
         if len(waited) <= WARM_UP:
             log = model.get_current_log()  # waits for the device
             losses.append({name: value for name, value in log.items() if name.startswith('l_')})

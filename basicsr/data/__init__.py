@@ -116,7 +116,9 @@ def build_dataloader(
         # A thread without worker processes would share its random generators with the step.
         workers = max(workers, 1)
     if workers:
-        options['persistent_workers'] = dataset_opt.get('persistent_workers', False)
+        # An endless loader is passed through once.
+        keeps_workers = dataset_opt.get('persistent_workers', False) and start is None
+        options['persistent_workers'] = keeps_workers
         options['worker_init_fn'] = functools.partial(
             worker_init_fn,
             num_workers=workers,

@@ -45,6 +45,8 @@ class BatchMemory:
         if worker is None or type(samples[0]) is not dict:
             return default_collate(samples)
         keys = [key for key, value in samples[0].items() if type(value) is Tensor]
+        if not keys:
+            return default_collate(samples)
         slot, self._next = self._next, (self._next + 1) % len(self._slots)
         tensors = None
         if _fits(samples, keys, self._slots[slot]):

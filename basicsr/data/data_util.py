@@ -256,7 +256,17 @@ def read_image(
     content = client.get(path, client_key)
     if content is None:
         raise FileNotFoundError(f"the LMDB of '{client_key}' has no key '{path}'.")
-    content = bytes(content)  # memcached gives a view
+    return decode_image(bytes(content), path, color, alpha_seen)  # memcached gives a view
+
+
+def decode_image(
+    content: bytes, path: str, color: str | None = None, alpha_seen: SharedFlag | None = None
+) -> np.ndarray:
+    """An image out of the bytes of its file, as ``read_image`` gives it.
+
+    Args:
+        path: What to call it in messages.
+    """
     if alpha_seen is not None and not alpha_seen and has_alpha(content):
         alpha_seen.set()
         logger.warning('Transparency is dropped, the colours are used as stored: %s', path)

@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from basicsr.utils.img_util import imfrombytes
 from basicsr.utils.registry import DATASET_REGISTRY
 from basicsr.utils.rng import mix
 
+from .data_util import decode_image
 from .paired_image_dataset import PairedImages
+from .shared import SharedFlag
 
 
 @DATASET_REGISTRY.register()
@@ -57,6 +58,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
                 f'no pairs in {len(self.shards)} shards such as {self.shards[0]}: they must hold '
                 'files <name>.gt.<extension> and <name>.lq.<extension>.'
             )
+        self._alpha_seen = SharedFlag()
         self._epoch, self._skipped = 0, 0
 
     def __len__(self) -> int:
@@ -73,9 +75,16 @@ class PairedTarDataset(PairedImages, IterableDataset):
         order = random.Random(mix(self.seed, self._epoch))
         shards = order.sample(self.shards, len(self.shards))
         skipped, self._skipped = self._skipped, 0
-        for number, files in enumerate(_shuffled(_read(shards), self.shuffle_buffer, order)):
-            if number >= skipped:
+        count = 0
+        for files in _shuffled(_read(shards), self.shuffle_buffer, order):
+            count += 1
+            if count > skipped:
                 yield partial(self._decoded, files)
+        if count != self._length:  # a resume would begin at another sample
+            raise ValueError(
+                f'num_samples is {self._length}, and the shards held {count} pairs: correct it. '
+                'If it was counted, a shard has changed meanwhile.'
+            )
 
     def _decoded(self, files: dict[str, Any]) -> dict[str, Tensor | str]:
         images, pair = {}, {}
@@ -87,15 +96,9 @@ class PairedTarDataset(PairedImages, IterableDataset):
                     f'{name} has no {kind} image: its files must be {kind}.<extension>.'
                 )
             pair[f'{kind}_path'] = f'{name}.{suffix}'
-            images[kind] = self._image(files[suffix], pair[f'{kind}_path'])
+            path = pair[f'{kind}_path']
+            images[kind] = decode_image(files[suffix], path, self.color, self._alpha_seen)
         return self._sample(images['gt'], images['lq'], pair)
-
-    def _image(self, content: bytes, path: str) -> Any:
-        try:
-            img = imfrombytes(content, 'grayscale' if self.color == 'gray' else 'color')
-        except ValueError as error:
-            raise ValueError(f'cannot read {path}: {error}') from error
-        return img if img.ndim == 3 else img[..., None]
 
 
 def find_shards(shards: str | list[str]) -> list[str]:

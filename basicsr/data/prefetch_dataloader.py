@@ -78,7 +78,8 @@ class PrefetchDataLoader(DataLoader):
     def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
         batches: Iterator = super().__iter__()
         if isinstance(self.collate_fn, BatchMemory):
-            batches = BatchMemory.unpack(batches, self.pin_memory)
+            # Without a GPU there is no such memory, and the option has no effect.
+            batches = BatchMemory.unpack(batches, self.pin_memory and torch.cuda.is_available())
         producer = PrefetchGenerator(batches, self.num_prefetch_queue)
         try:
             yield from producer

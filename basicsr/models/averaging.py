@@ -215,10 +215,12 @@ def _fit(
     if error <= _LARGEST_ERROR:
         return shares, error
     others = np.arange(1, 29) / 100
-    good = [x for x in others if shares_of_snapshots(exponents, ends, x)[1] <= _LARGEST_ERROR]
+    good = [
+        f'{x:g}' for x in others if shares_of_snapshots(exponents, ends, x)[1] <= _LARGEST_ERROR
+    ]
     raise ValueError(
-        f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots, '
-        f'which give lengths from {good[0]:g} to {good[-1]:g}. Choose one of these, or store '
+        f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots; '
+        f'lengths that they give: {", ".join(good) or "none"}. Choose one of these, or store '
         'snapshots more often (logger.save_checkpoint_freq).'
     )
 

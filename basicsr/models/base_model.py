@@ -30,6 +30,7 @@ from basicsr.utils.text import some
 from .averaging import PowerAverages, load_snapshot, move_average, snapshot_file
 from .mixing import BatchMixing
 from .optimization import (
+    align_state,
     arguments_of,
     build_optimizer,
     build_scheduler,
@@ -244,6 +245,7 @@ class BaseModel:
         for name, net in vars(self).items():
             if channels_last and name.startswith('net_') and isinstance(net, nn.Module):
                 use_channels_last(net)
+        align_state(self.optimizers)
 
     def minimise(
         self, label: str, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]
@@ -587,6 +589,7 @@ class BaseModel:
                 raise ValueError(
                     f'the training state does not fit the optimizer: {error}'
                 ) from error
+        align_state(self.optimizers)  # the run before may have had another layout
         train_weights(self.optimizers)
         for scheduler, state in zip(self.schedulers, resume_state['schedulers'], strict=True):
             _warn_of_changes('scheduler', scheduler.state_dict(), state, _PROGRESS)

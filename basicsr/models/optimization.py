@@ -69,6 +69,17 @@ def arguments_of(optimizer: Optimizer) -> set[str]:
     return {name for part in parts for name in inspect.signature(type(part)).parameters}
 
 
+@torch.no_grad()
+def align_state(optimizers: Iterable[Optimizer]) -> None:
+    """Give moments the memory layout of their parameters, which fused optimizers count on."""
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+                if is_like and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def train_weights(optimizers: Iterable[Optimizer]) -> None:
     """Let networks have the weights that are trained."""
     for optimizer in filter(has_two_weights, optimizers):

@@ -32,7 +32,7 @@ from basicsr.utils.text import did_you_mean
 from .averaging import PowerAverages
 from .base_model import BaseModel
 from .optimization import has_two_weights, parameter_groups, train_weights
-from .preparation import compile_if_asked
+from .preparation import compile_if_asked, use_channels_last
 from .swa import StochasticAverage, let_swa_take_over
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ class SRModel(BaseModel):
         if self.ema_decay > 0:
             logger.info('Use Exponential Moving Average with decay: %s', self.ema_decay)
             self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
+            if self.channels_last:
+                use_channels_last(self.net_g_ema)
             if self.sharding:
                 self.net_g_ema = self.sharding.shard(self.net_g_ema)
             self.model_ema(0)  # a copy: where weights are loaded in part, both begin alike
@@ -127,10 +129,12 @@ class SRModel(BaseModel):
                 'train.swa and train.posthoc_ema average whole networks, and train.sharding splits '
                 'them: leave one of these out.'
             )
-        if (swa or lengths) and any(map(has_two_weights, self.optimizers)):
+        has_average = swa or lengths or self.ema_decay > 0
+        if has_average and any(map(has_two_weights, self.optimizers)):
             raise ValueError(
-                'train.swa and train.posthoc_ema average the weights that are trained, and a '
-                'schedule-free optimizer has its own average: leave one of these out.'
+                'train.ema_decay, swa and posthoc_ema average the weights that gradients are taken '
+                'at, and a schedule-free optimizer has an average of its own: set ema_decay: 0, '
+                'and leave the others out.'
             )
         if swa:
             self.swa = StochasticAverage(

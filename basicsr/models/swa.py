@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ConstantLR, SequentialLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, SequentialLR
 from torch.optim.swa_utils import SWALR, update_bn
 
 from basicsr.data import shard
+from basicsr.data.progressive import Schedule
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.rng import seed_all
 
@@ -80,6 +81,11 @@ def let_swa_take_over(
     """
     index = next((i for i, s in enumerate(schedulers) if s.optimizer is optimizer), None)
     before = ConstantLR(optimizer, factor=1) if index is None else schedulers[index]
+    if isinstance(before, SequentialLR | ChainedScheduler):  # torch would begin it a second time
+        raise ValueError(
+            f'train.swa.lr cannot take over from a {type(before).__name__}: leave lr out, and let '
+            'train.scheduler itself end with the rate for SWA.'
+        )
     after = SWALR(optimizer, options['lr'], options['anneal_iters'], options['anneal'])
     both = SequentialLR(optimizer, [before, after], [start])
     if index is None:
@@ -88,13 +94,14 @@ def let_swa_take_over(
         schedulers[index] = both
 
 
-def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], batch_size: int) -> None:
+def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], schedule: Schedule) -> None:
     """Let the averaged network's batch norms take their statistics from training batches.
 
     Those of the trained network belong to other weights. Every rank has to call it.
 
     Args:
-        batches: The training batches after the last step, ``batch_size`` samples on all ranks.
+        batches: The training batches after the last step.
+        schedule: Of the batches of all ranks.
     """
     swa = model.swa
     if swa is None:
@@ -104,7 +111,7 @@ def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], batch_size: int
     if swa.count == 0 or swa.bn_batches == 0 or not _learns_statistics(model.net_g):
         return
     logger.info('SWA: statistics of batch norms from %d batches.', swa.bn_batches)
-    update_bn(_inputs(model, batches, batch_size), swa.network)
+    update_bn(_inputs(model, batches, schedule), swa.network)
     world_size = get_dist_info()[1]
     if world_size == 1:
         return
@@ -125,11 +132,13 @@ def _learns_statistics(net: nn.Module) -> bool:
     return bool(norms) and all(norm.training for norm in norms)
 
 
-def _inputs(model: Any, batches: Iterator[Mapping[str, Any]], batch_size: int) -> Iterator[Tensor]:
-    last_iter = model.opt['train']['total_iter']
-    for number in range(1, model.swa.bn_batches + 1):
-        model.samples_seen += batch_size
-        seed_all(model.opt['manual_seed'], get_dist_info()[0], last_iter + number)
+def _inputs(
+    model: Any, batches: Iterator[Mapping[str, Any]], schedule: Schedule
+) -> Iterator[Tensor]:
+    first = model.opt['train']['total_iter'] + 1
+    for number in range(first, first + model.swa.bn_batches):
+        model.samples_seen += schedule.batch_size(number)
+        seed_all(model.opt['manual_seed'], get_dist_info()[0], number)
         model.feed_data(next(batches))
         yield model.lq
 

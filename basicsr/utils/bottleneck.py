@@ -1,7 +1,6 @@
 """What a training run waits for, in words."""
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ class DataWait:
 
     Args:
         dataset_opt: Completed options of the training set.
-        num_gpu: GPUs that this process has loader processes for.
+        shares: GPUs, or processes without one, that have their loader processes on these cores.
         decoded: Gives how many images are in the set's caches and how many there are; None if it
             has no cache.
     """
@@ -27,11 +26,11 @@ class DataWait:
     def __init__(
         self,
         dataset_opt: Mapping[str, Any],
-        num_gpu: int,
+        shares: int,
         decoded: Callable[[], tuple[int, int] | None],
     ):
         self._workers = dataset_opt['num_worker_per_gpu']
-        self._shares = num_gpu * int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
+        self._shares = shares
         self._cache_off = dataset_opt['cache'] in ('off', False)
         self._decoded = decoded
         self._seen = 0  # images in the caches when it was looked last

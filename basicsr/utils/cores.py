@@ -18,9 +18,12 @@ def usable_cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _sharing(cores: set[int]) -> int:
-    """How many ranks of this host may use the same cores as this one, which is among them."""
-    host = socket.gethostname()
+def ranks_on_cores() -> int:
+    """How many ranks of this host may use the cores of this one, which is among them.
+
+    Every rank has to call it.
+    """
+    host, cores = socket.gethostname(), usable_cores()
     ranks = gather_lists([(host, cores)])
     return sum(name == host and not cores.isdisjoint(others) for name, others in ranks)
 
@@ -31,8 +34,7 @@ def share_cores(opt: dict) -> None:
     Threads are left alone in a run of one process, and where ``OMP_NUM_THREADS`` says how many.
     Every rank has to call it.
     """
-    cores = usable_cores()
-    share = max(1, len(cores) // (_sharing(cores) if opt['dist'] else 1))
+    share = max(1, len(usable_cores()) // (ranks_on_cores() if opt['dist'] else 1))
     if opt['dist'] and opt['world_size'] > 1 and 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(share)
     train_set = opt['datasets'].get('train', {})
@@ -41,25 +43,25 @@ def share_cores(opt: dict) -> None:
 
 
 def report_cores(workers: int, on_gpu: bool) -> None:
-    """Log that cores are too few for the threads and loader processes of all ranks, or idle.
+    """Log that the threads, or loader processes, of all ranks are more than the cores, or fewer.
 
+    Of a rank's threads and loader processes the larger number counts: one waits for the other.
     Every rank has to call it.
 
     Args:
         workers: Loader processes of a rank.
         on_gpu: Whether a GPU computes, so that a rank keeps one core busy, not one per thread.
     """
-    cores = usable_cores()
-    ranks, threads = _sharing(cores), 1 if on_gpu else torch.get_num_threads()
-    used = ranks * (threads + workers)
-    idle_threads = len(cores) // ranks - workers - threads
-    if used <= len(cores) and (on_gpu or ranks == 1 or idle_threads < 1):
+    cores, ranks = len(usable_cores()), ranks_on_cores()
+    threads = 1 if on_gpu else torch.get_num_threads()
+    each = max(threads, workers)
+    some_idle = not on_gpu and ranks > 1 and each < cores // ranks
+    if ranks * each <= cores and not some_idle:
         return
     logger.info(
-        'Cores: %d of %d used on this host: %d ranks x (%d threads + %d loader processes). '
+        'Cores: %d on this host, for %d ranks of %d threads and %d loader processes. '
         'OMP_NUM_THREADS (torchrun sets it to 1) and num_worker_per_gpu change that.',
-        used,
-        len(cores),
+        cores,
         ranks,
         threads,
         workers,

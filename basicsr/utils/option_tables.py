@@ -245,7 +245,7 @@ class TrainOptions(Section):
     swa: SwaOptions | None = Field(
         None, description='the mean of the weights of late iterations as params_swa; ~: none'
     )
-    posthoc_ema: bool | list[float] = Field(
+    posthoc_ema: bool | Annotated[list[float], Field(min_length=2)] = Field(
         False,
         description='store averages from which `basicsr average` makes those of any length; or '
         'their lengths; true: [0.05, 0.1]',

@@ -1,3 +1,6 @@
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -96,6 +99,44 @@ def test_without_workers_and_for_other_samples_it_is_the_default():
         1, dataset=list(range(6)), batch_size=3, num_workers=1, collate_fn=BatchMemory()
     )
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
+class Unstacked(Dataset):
+    """Samples whose values become tensors in the batch alone."""
+
+    def __getitem__(self, index):
+        image = np.full((2, 2), index, np.float32)
+        return {'image': image, 'number': index}
+
+    def __len__(self):
+        return 8
+
+
+def test_samples_without_plain_tensors_are_as_in_a_plain_loader():
+    options = {'dataset': Unstacked(), 'batch_size': 2, 'num_workers': 1}
+    ours = list(PrefetchDataLoader(1, collate_fn=BatchMemory(), **options))
+    assert [list(batch) for batch in ours] == [['image', 'number']] * 4
+    assert [batch['image'][:, 1, 1].tolist() for batch in ours] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='for machines without GPU')
+def test_page_locked_memory_without_a_gpu_is_usual_memory():
+    options = {'dataset': Samples(), 'batch_size': 2, 'num_workers': 1, 'pin_memory': True}
+    assert len(list(PrefetchDataLoader(1, collate_fn=BatchMemory(), **options))) == 32
+
+
+def test_an_endless_loader_that_is_begun_anew_gives_the_same_batches():
+    opt = {
+        'phase': 'train',
+        'batch_size_per_gpu': 4,
+        'num_worker_per_gpu': 1,
+        'prefetch_mode': 'cpu',
+        'persistent_workers': True,
+    }
+    sampler = EnlargedSampler(Samples(), 1, 0)
+    loader = build_dataloader(Samples(), opt, num_gpu=0, sampler=sampler, seed=1, start=0)
+    first, again = (list(itertools.islice(loader, 6)) for _ in range(2))
+    assert as_default(first, again)
 
 
 class Stream(IterableDataset):

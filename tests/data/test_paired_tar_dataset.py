@@ -93,6 +93,12 @@ def test_a_run_is_resumed_in_the_middle_of_an_epoch_with_equal_bits(
         assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []
 
 
+@pytest.mark.parametrize('number', [7, 12])
+def test_a_number_of_samples_that_is_wrong_is_noticed_at_the_end_of_a_pass(shards, number):
+    with pytest.raises(ValueError, match=f'num_samples is {number}, and the shards held 9 pairs'):
+        names(PairedTarDataset(options(shards[0], num_samples=number)))
+
+
 def test_shards_are_named_by_patterns_braces_and_addresses(shards, tmp_path):
     expected = [str(tmp_path / f'set-0{i}.tar') for i in range(3)]
     assert find_shards(shards[0]) == find_shards(str(tmp_path / '*.tar')) == expected

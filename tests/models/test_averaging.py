@@ -151,7 +151,7 @@ def test_snapshots_that_give_no_such_average_are_refused(walk, tmp_path):
     walk()
     with pytest.raises(FileNotFoundError, match=r'averages_150\.pth; there are those of 100, 200'):
         write_averages(tmp_path, [0.1], 'a.pth', 150)
-    with pytest.raises(ValueError, match=r'with 2 snapshots, which give lengths from 0\.04 to'):
+    with pytest.raises(ValueError, match=r'with 2 snapshots; lengths that they give: 0\.04, 0\.05'):
         write_averages(tmp_path, [0.2], 'a.pth', 200)
     with pytest.raises(ValueError, match=r'length 0\.01: .* with 20 snapshots'):
         write_averages(tmp_path, [0.1, 0.01], 'a.pth')

@@ -332,3 +332,13 @@ def test_schedule_free_weights_change_for_a_block_and_back():
     torch.testing.assert_close(weight.detach(), trained)
     torch.testing.assert_close(trained, 0.9 * x + 0.1 * z)  # eq. 1 of the paper, with beta 0.9
     assert not torch.allclose(x, trained)
+
+
+@pytest.mark.parametrize(
+    'average', [{'ema_decay': 0.9}, {'swa': {'start': 2}}, {'posthoc_ema': True}]
+)
+def test_a_schedule_free_optimizer_takes_no_other_average(run, train_opt, average):
+    opt = train_opt(train__optim_g=FREE, train__ema_decay=0)
+    opt['train'].update(average)
+    with pytest.raises(ValueError, match='has an average of its own: set ema_decay: 0'):
+        run(opt)

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from blind import blind
+from blind import adversarial, blind
 from runs import checkpoint, differences, rows
 from torch import nn
 
@@ -270,3 +270,37 @@ def test_a_measured_layout_trains_as_one_that_is_given_and_is_resumed(
     a, b = (checkpoint(folder, 'net_g_6.pth')['params'] for folder in (given, whole))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(('first', 'then'), [(False, True), (True, False), (False, 'auto')])
+def test_a_resume_may_change_the_layout(run, train_opt, monkeypatch, first, then):
+    """Moments keep to their places: fused optimizers do not look at strides."""
+    monkeypatch.setattr('basicsr.models.base_model.channels_last_is_faster', lambda *_: True)
+    options = {'network_g': {'type': 'MSRResNet', 'num_feat': 4, 'num_block': 1, 'upscale': 2}}
+    options['train__optim_g'] = {'type': 'Adam', 'lr': 1e-2}
+    plain = run(train_opt(name='plain', **options))
+    run(train_opt(name='cut', train__total_iter=4, train__channels_last=first, **options))
+    state_file = plain.parent / 'cut/training_states/4.state'
+    state = torch.load(state_file, weights_only=True)
+    if then == 'auto':
+        del state['channels_last']  # as of a version that did not have it
+        torch.save(state, state_file)
+    cut = run(train_opt(name='cut', train__channels_last=then, **options), '--auto_resume')
+    a, b = (checkpoint(folder, 'net_g_6.pth')['params'] for folder in (plain, cut))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=0, atol=2e-3)
+
+
+def test_networks_that_have_been_trained_change_their_layout_with_their_moments(
+    run, train_opt, monkeypatch
+):
+    monkeypatch.setattr('basicsr.models.base_model.channels_last_is_faster', lambda *_: True)
+
+    def weights(name, **more):
+        opt = adversarial(train_opt(name=name, train__net_d_init_iters=3, **more))
+        opt['train']['optim_d'] = {'type': 'Adam', 'lr': 1e-2}
+        return checkpoint(run(opt), 'net_d_6.pth')['params']
+
+    given, chosen = weights('given'), weights('chosen', train__channels_last='auto')
+    for key in given:
+        torch.testing.assert_close(given[key], chosen[key], rtol=0, atol=2e-3)

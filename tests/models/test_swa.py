@@ -173,3 +173,13 @@ def test_a_run_goes_on_after_its_end_as_if_it_had_been_longer(run, norm_opt):
     longer = run(norm_opt(name='longer', train__swa=SWA), '--auto_resume')
     for file in ('net_g_4.pth', 'net_g_latest.pth'):
         assert differences(checkpoint(whole, file), checkpoint(longer, file)) == []
+
+
+@pytest.mark.parametrize('kind', ['SequentialLR', 'ChainedScheduler'])
+def test_its_rate_follows_no_schedule_that_is_made_of_several(run, train_opt, kind):
+    parts = [{'type': 'LinearLR', 'total_iters': 2}, {'type': 'ExponentialLR', 'gamma': 0.9}]
+    scheduler = {'type': kind, 'schedulers': parts}
+    scheduler |= {'milestones': [2]} if kind == 'SequentialLR' else {}
+    swa = {'start': 3, 'lr': 1e-4}
+    with pytest.raises(ValueError, match=f'cannot take over from a {kind}: leave lr out'):
+        run(train_opt(train__scheduler=scheduler, train__swa=swa))

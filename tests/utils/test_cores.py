@@ -64,13 +64,15 @@ def test_what_the_user_says_is_kept(of_ranks):
 @pytest.mark.parametrize(
     ('ranks', 'threads', 'workers', 'on_gpu', 'message'),
     [
-        (2, 7, 2, False, '18 of 16 used on this host: 2 ranks x (7 threads + 2 loader processes)'),
-        (2, 6, 2, False, ''),
-        (2, 1, 2, False, '6 of 16 used on this host: 2 ranks x (1 threads + 2 loader processes)'),
-        (1, 14, 2, False, ''),
-        (1, 16, 4, False, '20 of 16 used'),
-        (2, 16, 7, True, ''),  # the GPU computes, not the threads
-        (2, 16, 8, True, '18 of 16 used on this host: 2 ranks x (1 threads + 8 loader processes)'),
+        (2, 9, 2, False, 'for 2 ranks of 9 threads and 2 loader processes'),
+        (2, 8, 4, False, ''),
+        (2, 2, 9, False, 'for 2 ranks of 2 threads and 9 loader processes'),
+        (2, 1, 2, False, 'for 2 ranks of 1 threads and 2 loader processes'),
+        (1, 16, 4, False, ''),  # what a run has by default
+        (1, 8, 2, False, ''),
+        (1, 20, 4, False, 'Cores: 16 on this host, for 1 ranks of 20 threads'),
+        (2, 16, 8, True, ''),  # the GPU computes, not the threads
+        (2, 16, 9, True, 'for 2 ranks of 1 threads and 9 loader processes'),
     ],
 )
 def test_one_line_says_that_cores_are_too_few_or_idle(
