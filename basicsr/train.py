@@ -24,6 +24,7 @@ from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, imag
 from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
+from basicsr.models.averaging import drop_later_snapshots
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.bottleneck import DataWait
@@ -215,6 +216,7 @@ def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
         for key in ('models', 'training_states', 'visualization'):
             Path(path[key]).mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(path['experiments_root'])
+        drop_later_snapshots(path['models'], start_iter)
     barrier()  # no rank writes into a folder that rank 0 is about to move
     if opt['rank'] == 0:
         copy_opt_file(option_file, path['experiments_root'])

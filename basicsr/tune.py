@@ -219,6 +219,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """``basicsr tune -opt FILE``; returns the exit status."""
     args = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # trials end with this process
     with TemporaryDirectory(prefix='basicsr_tune_', ignore_cleanup_errors=True) as folder:
         try:
             return tune(args, Path(folder))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from basicsr.utils.registry import DATASET_REGISTRY
 
@@ -41,6 +41,11 @@ class ConcatDataset(Dataset):
         for number, part in enumerate(opt['parts']):
             name = f'{opt.get("name", "mix")}_{number}'
             self.parts.append(build_dataset({**shared, 'name': name, **part}))
+            if isinstance(self.parts[-1], IterableDataset):
+                raise ValueError(
+                    f'parts: {part["type"]} is read from front to back, and cannot be mixed with '
+                    'others: give it a training set of its own.'
+                )
         self.lengths = [len(part) for part in self.parts]
         weights = opt.get('weights')
         if weights is not None and opt.get('phase', 'train') != 'train':

@@ -14,10 +14,15 @@ from torch.utils.data import IterableDataset
 
 from basicsr.utils.registry import DATASET_REGISTRY
 from basicsr.utils.rng import mix
+from basicsr.utils.text import some
 
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
 from .shared import SharedFlag
+
+_OF_FOLDERS = (
+    *('dataroot_gt', 'dataroot_lq', 'io_backend', 'meta_info_file', 'filename_tmpl', 'recursive'),
+)
 
 
 @DATASET_REGISTRY.register()
@@ -46,6 +51,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
         if opt.get('phase', 'train') != 'train':
             raise ValueError('PairedTarDataset is for training: use PairedImageDataset instead.')
         self._read_options(opt)
+        _check_options(opt)
         self.shards = find_shards(opt['shards'])
         self.shuffle_buffer = opt.get('shuffle_buffer', 100)
         self.seed = opt.get('shuffle_seed', 0)
@@ -101,6 +107,24 @@ class PairedTarDataset(PairedImages, IterableDataset):
         return self._sample(images['gt'], images['lq'], pair)
 
 
+def _check_options(opt: dict) -> None:
+    """Refuse options of the wrong type, and those of folders, which have no effect here."""
+    shards = opt['shards'] if isinstance(opt['shards'], list) else [opt['shards']]
+    if not shards or not all(isinstance(shard, str) and shard for shard in shards):
+        raise ValueError(f'shards must be a file, a pattern or a list of them: {opt["shards"]!r}.')
+    for name, least in (('num_samples', 1), ('shuffle_buffer', 1), ('shuffle_seed', 0)):
+        value = opt.get(name, least)
+        if not (isinstance(value, int) and value >= least) and (name, value) != (
+            'num_samples',
+            None,
+        ):
+            raise ValueError(f'{name} must be a whole number from {least} on, got {value!r}.')
+    others = [name for name in _OF_FOLDERS if opt.get(name) is not None]
+    if others or opt.get('cache', 'off') not in ('auto', 'off', True, False):
+        others = others or ['cache']
+        raise ValueError(f'{", ".join(others)}: PairedTarDataset has no such option; leave it out.')
+
+
 def find_shards(shards: str | list[str]) -> list[str]:
     """Files and addresses that the option ``shards`` names, in order.
 
@@ -120,7 +144,8 @@ def find_shards(shards: str | list[str]) -> list[str]:
             elif re.match(r'[\w+.-]+:', part) and not Path(part).exists():
                 raise ValueError(f'shards: {part} is neither a file nor an https address.')
             else:
-                files = sorted(glob(str(Path(part).expanduser())))
+                found_files = glob(str(Path(part).expanduser()))
+                files = sorted(file for file in found_files if Path(file).is_file())
                 if not files:
                     raise FileNotFoundError(f'shards: there is no file {part}.')
                 found += files
@@ -137,7 +162,8 @@ def _count_pairs(shard: str) -> int:
         with tarfile.open(shard) as tar:
             return sum('.gt.' in Path(member.name).name for member in tar)
     except tarfile.TarError as error:
-        raise ValueError(f'cannot read {shard}: {error}.') from error
+        reason = str(error).partition(':')[0].strip()
+        raise ValueError(f'cannot read {shard}: {reason}.') from error
 
 
 def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
@@ -146,7 +172,11 @@ def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
 
     # Neither ranks nor workers share the shards out: the loader does, by the sample.
     plain = {'shardshuffle': False, 'nodesplitter': None, 'workersplitter': None}
-    return WebDataset(shards, empty_check=False, **plain)
+    try:
+        yield from WebDataset(shards, empty_check=False, **plain)
+    except (tarfile.TarError, ValueError, OSError) as error:
+        reason = re.sub(r'\s+', ' ', str(error))[:300]
+        raise ValueError(f'cannot read the shards {some(shards)}: {reason}') from error
 
 
 def _shuffled(items: Iterable, size: int, order: random.Random) -> Iterator:

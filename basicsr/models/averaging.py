@@ -173,6 +173,7 @@ def write_averages(
         ValueError: They do not belong together, or give no average of that length.
     """
     models = Path(experiment) / 'models'
+    files = _targets(Path(target), lengths)
     iterations = _iterations(models, iteration)
     newest = load_checkpoint(snapshot_file(models, iterations[-1]))
     exponents = [exponent(length) for _ in iterations for length in newest['lengths']]
@@ -180,10 +181,8 @@ def write_averages(
     fits = [_fit(exponents, ends, length) for length in lengths]
     shares = np.array([shares for shares, _ in fits]).reshape(len(lengths), len(iterations), -1)
     states = _add_up(models, iterations, newest, shares)
-    lines, target = [], Path(target)
-    for length, state, (_, error) in zip(lengths, states, fits, strict=True):
-        several = len(lengths) > 1
-        file = target.with_name(f'{target.stem}_{length:g}{target.suffix}') if several else target
+    lines = []
+    for file, length, state, (_, error) in zip(files, lengths, states, fits, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint({'params_ema': state}, file)
         lines.append(
@@ -191,6 +190,30 @@ def write_averages(
             f'snapshots since {iterations[0]}; the profile is met up to {error:.2%}'
         )
     return lines
+
+
+def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
+    """The file for each length; none of them exists."""
+    files = [target]
+    if len(lengths) > 1:
+        files = [target.with_name(f'{target.stem}_{x:g}{target.suffix}') for x in lengths]
+    if len(set(files)) < len(files):
+        raise ValueError(f'two of the lengths {lengths} are the same file: give each once.')
+    for file in files:
+        if file.exists():
+            raise FileExistsError(f'{file} exists: remove it, or give another name (-o).')
+    return files
+
+
+def drop_later_snapshots(models: str | Path, iteration: int) -> None:
+    """Remove the averages of a run beyond the iteration that it is resumed at.
+
+    They are of other weights than those that follow now.
+    """
+    for file in Path(models).glob('averages_*.pth'):
+        number = file.stem.removeprefix('averages_')
+        if number.isdigit() and int(number) > iteration:
+            file.unlink()
 
 
 def _iterations(models: Path, last: int | None) -> list[int]:

@@ -38,8 +38,15 @@ def prepare_for_training(net: nn.Module, train_opt: Mapping[str, Any], dist: boo
 def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
     """``train.compile``, in place: the state dict keeps its keys."""
     options = train_opt.get('compile')
-    if options:
+    if not options:
+        return
+    try:
         module.compile(**(options if isinstance(options, Mapping) else {}))
+    except (TypeError, RuntimeError) as error:
+        reason = str(error).partition('\n')[0]
+        raise ValueError(
+            f'train.compile: {options} are no arguments of torch.compile: {reason}'
+        ) from error
 
 
 def use_channels_last(net: nn.Module) -> None:

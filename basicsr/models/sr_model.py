@@ -230,6 +230,12 @@ class SRModel(BaseModel):
         groups, options = parameter_groups(self.get_bare_model(net), options)
         if isinstance(options.get('others'), dict):
             options['others'] = dict(options['others'])
+        for described in (options, options.get('others') or options, *groups):
+            rate = described.get('lr', options.get('lr'))
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+                raise ValueError(
+                    f'train.{key} needs a learning rate, such as lr: 1e-4; got {rate}.'
+                )
         factor = self._learning_rate_factor()
         for described in (options, options.get('others') or {}, *groups):
             if 'lr' in described:

@@ -24,7 +24,7 @@ DEGRADATION_OPTIONS = (
 class Section(BaseModel):
     """A table of options: ``~`` means the default, and keys that it does not know are kept."""
 
-    model_config = ConfigDict(extra='allow', protected_namespaces=())
+    model_config = ConfigDict(extra='allow', protected_namespaces=(), allow_inf_nan=False)
 
     # Optional keys that components read, blank-separated: known for spelling, never filled in.
     also_known: ClassVar[str] = ''
@@ -197,6 +197,8 @@ class ScaleOptions(Section):
 class SwaOptions(Section):
     """Keys of ``train.swa``."""
 
+    refusal = 'unknown key; there are start, every, lr, anneal_iters, anneal and bn_batches'
+
     start: int | float = Field(
         0.75, gt=0, description='first iteration whose weights enter; below 1: a share of the run'
     )
@@ -217,7 +219,7 @@ class MixOptions(Section):
     refusal = 'unknown key; there are prob and alpha'
 
     prob: float = Field(gt=0, le=1, description='share of the batches')
-    alpha: float = Field(1.0, gt=0, description='of the distribution Beta(alpha, alpha)')
+    alpha: float = Field(1.0, gt=0, le=1000, description='of the distribution Beta(alpha, alpha)')
 
 
 class MixingOptions(Section):

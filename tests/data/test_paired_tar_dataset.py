@@ -153,3 +153,44 @@ def _gray():
     import numpy as np
 
     return np.zeros((8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'message'),
+    [
+        ({'shards': None}, 'shards must be a file, a pattern or a list'),
+        ({'shards': []}, 'shards must be a file, a pattern or a list'),
+        ({'shards': ['a.tar', None]}, 'shards must be a file, a pattern or a list'),
+        ({'shards': '.'}, 'there is no file'),
+        ({'num_samples': 1.5}, r'num_samples must be a whole number from 1 on, got 1\.5'),
+        ({'num_samples': 0}, 'num_samples must be a whole number from 1 on, got 0'),
+        ({'shuffle_buffer': 0}, 'shuffle_buffer must be a whole number from 1 on'),
+        ({'shuffle_seed': 'a'}, "shuffle_seed must be a whole number from 0 on, got 'a'"),
+        ({'meta_info_file': 'x', 'recursive': True}, 'meta_info_file, recursive: .* no such'),
+        ({'cache': '/some/folder'}, 'cache: PairedTarDataset has no such option'),
+    ],
+)
+def test_options_that_are_wrong_are_named(shards, wrong, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        PairedTarDataset(options(**{'shards': shards[0], **wrong}))
+
+
+def test_shards_that_are_damaged_or_double_are_named_when_they_are_read(shards, tmp_path):
+    whole = (tmp_path / 'set-00.tar').read_bytes()
+    (tmp_path / 'short.tar').write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(ValueError, match=r'cannot read the shards .*short\.tar'):
+        list(PairedTarDataset(options(str(tmp_path / 'short.tar'), num_samples=3)))
+    with tarfile.open(tmp_path / 'double.tar', 'w') as tar:
+        for _ in range(2):
+            tar.add(Path(shards[1]) / '0000.png', 'a.gt.png')
+    with pytest.raises(ValueError, match=r'cannot read the shards .*double\.tar.*duplicate'):
+        list(PairedTarDataset(options(str(tmp_path / 'double.tar'))))
+
+
+def test_a_stream_is_no_part_of_a_mixture(shards):
+    from basicsr.data import build_dataset
+
+    parts = [{'type': 'PairedTarDataset', 'shards': shards[0]}]
+    opt = {'type': 'ConcatDataset', 'phase': 'train', 'scale': 2, 'gt_size': 16, 'parts': parts}
+    with pytest.raises(ValueError, match='PairedTarDataset is read from front to back'):
+        build_dataset(opt)

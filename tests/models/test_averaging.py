@@ -193,7 +193,8 @@ def test_the_command_makes_a_network_that_a_test_takes(
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
-    monkeypatch.setattr(sys, 'argv', [*argv[:4], '0.27', *argv[5:]])
+    other = str(tmp_path / 'other.pth')
+    monkeypatch.setattr(sys, 'argv', [*argv[:4], '0.27', *argv[5:-1], other])
     with pytest.raises(SystemExit, match='1'):
         cli.main()
     assert 'store snapshots more often' in capsys.readouterr().err
@@ -248,3 +249,24 @@ def test_averages_of_normalisation_layers_have_their_parameters_averaged_and_buf
         torch.testing.assert_close(model.net_g_ema.get_parameter(name).detach(), ema[name])
         mean = model.swa.network.get_parameter(name).detach()
         torch.testing.assert_close(mean, total[name] / 4)
+
+
+def test_averages_are_never_written_over_a_file(run, train_opt, tmp_path):
+    folder = run(train_opt(train__posthoc_ema=True))
+    target = folder / 'models/averages_6.pth'
+    before = target.read_bytes()
+    with pytest.raises(FileExistsError, match=r'averages_6\.pth exists'):
+        write_averages(folder, [0.1], target)
+    assert target.read_bytes() == before
+    with pytest.raises(ValueError, match='are the same file'):
+        write_averages(folder, [0.1, 0.1], tmp_path / 'x.pth')
+
+
+def test_a_resume_from_earlier_drops_averages_of_weights_that_are_given_up(run, train_opt):
+    opt = train_opt(train__posthoc_ema=True)
+    folder = run(opt)
+    for state in ('4', '6'):
+        (folder / f'training_states/{state}.state').unlink()
+    run({**opt, 'train': {**opt['train'], 'total_iter': 3}}, '--auto_resume')
+    names = sorted(file.name for file in (folder / 'models').glob('averages_*.pth'))
+    assert names == ['averages_2.pth', 'averages_3.pth']

@@ -342,3 +342,9 @@ def test_a_schedule_free_optimizer_takes_no_other_average(run, train_opt, averag
     opt['train'].update(average)
     with pytest.raises(ValueError, match='has an average of its own: set ema_decay: 0'):
         run(opt)
+
+
+@pytest.mark.parametrize('optim_g', [{}, {'lr': 'a'}, {'lr': -1e-2}, {'lr': True}])
+def test_a_learning_rate_is_a_number(run, train_opt, optim_g):
+    with pytest.raises(ValueError, match='train.optim_g needs a learning rate, such as lr: 1e-4'):
+        run(train_opt(train__optim_g={'type': 'Adam', **optim_g}))

@@ -304,3 +304,9 @@ def test_networks_that_have_been_trained_change_their_layout_with_their_moments(
     given, chosen = weights('given'), weights('chosen', train__channels_last='auto')
     for key in given:
         torch.testing.assert_close(given[key], chosen[key], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize('options', [{'foo': 1}, {'mode': 'x'}])
+def test_arguments_that_torch_compile_does_not_have_are_named(options):
+    with pytest.raises(ValueError, match=r'train\.compile: .* are no arguments of torch\.compile'):
+        prepare_for_training(network(), {'compile': options}, False)

@@ -979,3 +979,21 @@ def test_parse_options_returns_the_flags_too(parse, tmp_path, monkeypatch):
     args = parse_options(str(tmp_path))[1]
     assert isinstance(args, argparse.Namespace)
     assert os.path.samefile(args.opt, tmp_path / 'x.yml')
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('mixing', {'mixup': {'prob': 0.5, 'alpha': math.inf}}),
+        ('mixing', {'cutmix': {'prob': 0.5, 'alpha': 1.7e308}}),
+        ('swa', {'lr': math.inf}),
+        ('swa', {'strat': 5}),
+        ('posthoc_ema', []),
+        ('clip_grad_norm', math.nan),
+    ],
+)
+def test_numbers_without_end_and_unknown_keys_of_train_are_refused(run, train_opt, key, value):
+    opt = train_opt()
+    opt['train'][key] = value
+    with pytest.raises(OptionError, match=f'train.{key}'):
+        run(opt)
