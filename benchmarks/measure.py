@@ -1,6 +1,7 @@
 """What the measurements share: rows of the table, repeats in turn, processes and their memory."""
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ def with_peak(function: Callable, *args: Any) -> tuple[Any, float]:
 
     ``ru_maxrss`` would not do: a child process begins with the largest value of its parent.
     """
+    gc.collect()  # what is freed in between would count as less
     Path('/proc/self/clear_refs').write_text('5')  # sets VmHWM back to VmRSS
     before = _megabytes(Path('/proc/self/status'))['VmRSS']
     result = function(*args)

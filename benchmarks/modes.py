@@ -59,11 +59,16 @@ def steps_in_turn(
         sizes: Samples of a batch, side of its GT, rounds.
     """
     batch, side, rounds = sizes
-    sides = {
-        mode: partial(seconds, _steps, prepared(network, its, batch, side, device), count)
+    models = {
+        mode: prepared(network, its, batch, side, device)
         for mode, its in {'plain': {}, **modes}.items()
     }
-    return in_turn(sides, rounds)
+    return timed(models, count, rounds)
+
+
+def timed(models: dict[str, Any], count: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of ``count`` steps of each model, round by round."""
+    return in_turn({m: partial(seconds, _steps, its, count) for m, its in models.items()}, rounds)
 
 
 def prepared(
