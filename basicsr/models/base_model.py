@@ -579,9 +579,10 @@ class BaseModel:
                 'begin a new run from the weights (path.pretrain_network_g).'
             )
         for optimizer, state in zip(self.optimizers, resume_state['optimizers'], strict=True):
+            arguments = arguments_of(optimizer)
             for group, saved in zip(optimizer.param_groups, state['param_groups'], strict=False):
                 rate = {'lr': saved.get('initial_lr', saved.get('lr_before_warmup', saved['lr']))}
-                given = {k: v for k, v in group.items() if k in arguments_of(optimizer)}
+                given = {k: v for k, v in group.items() if k in arguments}
                 _warn_of_changes('optimizer', given, {**saved, **rate}, _GROUP_PROGRESS)
             try:
                 optimizer.load_state_dict(deepcopy(state))
