@@ -24,7 +24,6 @@ from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, imag
 from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
-from basicsr.models.averaging import drop_later_snapshots
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.bottleneck import DataWait
@@ -74,7 +73,8 @@ def train_pipeline(root_path: str | Path) -> None:
     model = build_model(opt)
     if resume_state:
         model.resume_training(resume_state)
-    writer = start_run(opt, args.opt, start_iter)
+    model.samples_seen = start
+    writer = start_run(model, args.opt, start_iter)
     if resume_state:
         epoch = resume_state['epoch']
         logger.info('Resuming training from epoch: %d, iter: %d.', epoch, start_iter)
@@ -100,7 +100,6 @@ def train_pipeline(root_path: str | Path) -> None:
     if start_iter and is_due(start_iter):
         validate(start_iter)  # a state is saved before the validation of its iteration
 
-    model.samples_seen = start
     model.saver = BackgroundSaver()
     save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
     log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
@@ -205,9 +204,11 @@ def load_resume_state(opt: dict) -> dict | None:
     return state
 
 
-def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
+def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
     """Make the folders of the run, open its log file, and return its writers."""
+    opt = model.opt
     path = opt['path']
+    barrier()  # no rank is still reading what rank 0 is about to move or remove
     if opt['rank'] == 0:
         claim_folder(path['experiments_root'])
     if start_iter == 0:
@@ -216,8 +217,8 @@ def start_run(opt: dict, option_file: str, start_iter: int) -> ScalarWriter:
         for key in ('models', 'training_states', 'visualization'):
             Path(path[key]).mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(path['experiments_root'])
-        drop_later_snapshots(path['models'], start_iter)
-    barrier()  # no rank writes into a folder that rank 0 is about to move
+        model.drop_later_files(start_iter)
+    barrier()  # none writes before that is done
     if opt['rank'] == 0:
         copy_opt_file(option_file, path['experiments_root'])
     log_file = Path(path['log']) / f'train_{opt["name"]}_{get_time_str()}.log'

@@ -10,6 +10,7 @@ import torch
 from golden import fill, params, recipe, resolve
 from runs import checkpoint, differences, log_text, rows
 
+import basicsr.train
 from basicsr.archs import build_network
 from basicsr.models.sr_model import SRModel
 
@@ -426,3 +427,20 @@ def test_a_state_of_a_longer_run_is_refused(run, train_opt):
     run(train_opt())
     with pytest.raises(ValueError, match=r'has 6 iterations, more than train\.total_iter 3'):
         run(train_opt(train__total_iter=3), '--auto_resume')
+
+
+def test_no_rank_is_reading_or_writing_while_rank_0_tidies_the_folder(run, train_opt, monkeypatch):
+    order = []
+    remove = basicsr.train.remove_stale_temporaries
+    monkeypatch.setattr(basicsr.train, 'barrier', lambda: order.append('barrier'))
+    monkeypatch.setattr(
+        basicsr.train, 'remove_stale_temporaries', lambda path: order.append('tidy') or remove(path)
+    )
+    load = SRModel.load_extra_state
+    monkeypatch.setattr(
+        SRModel, 'load_extra_state', lambda *args: order.append('load') or load(*args)
+    )
+    run(train_opt(train__total_iter=2))
+    order.clear()
+    run(train_opt(train__total_iter=3), '--auto_resume')
+    assert order[:4] == ['load', 'barrier', 'tidy', 'barrier']

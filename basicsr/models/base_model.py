@@ -27,7 +27,13 @@ from basicsr.utils.dist_util import from_master, get_dist_info, master_only
 from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.text import some
 
-from .averaging import PowerAverages, load_snapshot, move_average, snapshot_file
+from .averaging import (
+    PowerAverages,
+    drop_later_snapshots,
+    load_snapshot,
+    move_average,
+    snapshot_file,
+)
 from .mixing import BatchMixing
 from .optimization import (
     align_state,
@@ -606,6 +612,14 @@ class BaseModel:
             models = folder_of_networks(self.opt['path'])
             self.power_averages.load_state_dict(load_snapshot(models, resume_state['iter']))
         self.load_extra_state(resume_state)
+
+    def drop_later_files(self, iteration: int) -> None:
+        """Remove from the run's folder what a run that goes on at an iteration makes again.
+
+        ``samples_seen`` has been set to what was seen until then. Only rank 0 calls it, while no
+        rank reads or writes there.
+        """
+        drop_later_snapshots(self.opt['path']['models'], iteration)
 
 
 def _type_of(part: Any) -> str:

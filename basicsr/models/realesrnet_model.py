@@ -179,14 +179,11 @@ class BlindDegradation(BaseModel):
         lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
         return {**data, 'lq': lq, 'gt': gt, 'recipe': recipes}
 
-    def _recipe_file(self) -> Path:
-        folder = Path(self.opt['path']['experiments_root'])
-        return folder / f'recipes_{get_dist_info()[0]}.jsonl'
-
     def _log_recipes(self, data: Mapping[str, Any]) -> None:
         rank, world_size = get_dist_info()
         sample = self.samples_seen - len(data['recipe']) * world_size + rank
-        with self._recipe_file().open('a', encoding='utf-8') as file:
+        folder = Path(self.opt['path']['experiments_root'])
+        with (folder / f'recipes_{rank}.jsonl').open('a', encoding='utf-8') as file:
             for number, recipe in enumerate(data['recipe']):
                 row = {'sample': sample + number * world_size, 'gt_path': data['gt_path'][number]}
                 # A text, if a worker has degraded the sample.
@@ -202,7 +199,6 @@ class BlindDegradation(BaseModel):
     def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
         super().load_extra_state(resume_state)
         rank, world_size = get_dist_info()
-        _forget_samples(self._recipe_file(), resume_state.get('samples', 0))
         pools = resume_state.get('pools', [])
         if self.pool is None:
             return
@@ -211,13 +207,14 @@ class BlindDegradation(BaseModel):
             logger.warning('The pool of training pairs begins empty: the state has no such one.')
         self.pool.to(self.device)
 
-
-def _forget_samples(path: Path, count: int) -> None:
-    """Cut what a log of recipes says of samples that a resumed run makes again."""
-    if path.exists():
-        kept = [row for row in read_rows(path) if row['sample'] < count]
-        with atomic_path(path) as temporary:
-            temporary.write_text(''.join(f'{json.dumps(row)}\n' for row in kept), encoding='utf-8')
+    def drop_later_files(self, iteration: int) -> None:
+        """Also the recipes of later samples, of all ranks that there have been."""
+        super().drop_later_files(iteration)
+        for file in Path(self.opt['path']['experiments_root']).glob('recipes_*.jsonl'):
+            kept = [row for row in read_rows(file) if row['sample'] < self.samples_seen]
+            text = ''.join(f'{json.dumps(row)}\n' for row in kept)
+            with atomic_path(file) as temporary:
+                temporary.write_text(text, encoding='utf-8')
 
 
 @MODEL_REGISTRY.register(suffix='basicsr')

@@ -441,3 +441,14 @@ def test_options_of_the_degradation_may_stand_in_the_training_set(run, train_opt
     for opt in (above, below):
         opt['datasets']['train']['degrade_on'] = degrade_on
     assert differences(final_state(run(above)), final_state(run(below))) == []
+
+
+def test_recipes_of_all_ranks_that_there_were_are_cut_when_a_run_goes_on(model, tmp_path):
+    """Also of a rank that the resumed run has no more."""
+    net = model(path={'experiments_root': str(tmp_path), 'models': str(tmp_path / 'models')})
+    for rank, samples in ((0, (0, 2, 4)), (1, (1, 3, 5))):
+        lines = (f'{{"sample": {sample}}}\n' for sample in samples)
+        (tmp_path / f'recipes_{rank}.jsonl').write_text(''.join([*lines, '{"sam']))
+    net.samples_seen = 3
+    net.drop_later_files(1)
+    assert [row['sample'] for rank in (0, 1) for row in recipe_rows(tmp_path, rank)] == [0, 2, 1]
