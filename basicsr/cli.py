@@ -101,7 +101,8 @@ def manage_caches(arguments: list[str]) -> None:
 def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
     """Run a pipeline as a program: a user's mistake ends in one message, not a traceback.
 
-    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C.
+    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C, and of a
+    training that was asked to stop ``basicsr.utils.preemption.STATUS``.
     """
     # The status is acted on when the error is gone, and with it the frames that hold a loader: its
     # workers end before this process does, and have nothing to complain about.
@@ -114,12 +115,14 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     """Run a pipeline; returns the exit status."""
     from basicsr.utils.logger import get_root_logger
 
-    logger = get_root_logger()
+    logger, status = get_root_logger(), 0
     try:
         pipeline(root_path)
     except KeyboardInterrupt:
         logger.error('Interrupted. A training run goes on from its last state with --auto_resume.')
         return 130
+    except SystemExit as stop:  # a training that was asked to stop
+        status = stop.code
     except Exception as error:
         message = _message_for_users(error)
         if message is None:
@@ -127,7 +130,7 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
         logger.error(message)
         return 2 if isinstance(error, OptionError) else 1
     _close_process_group()
-    return 0
+    return status
 
 
 def _message_for_users(error: Exception) -> str | None:

@@ -14,7 +14,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset
 from tqdm import tqdm
@@ -48,6 +48,12 @@ from basicsr.utils.misc import (
     remove_stale_temporaries,
 )
 from basicsr.utils.options import copy_opt_file, dict2str, parse_options
+from basicsr.utils.preemption import (
+    STATUS,
+    PreemptionWatch,
+    note_launcher,
+    was_begun_by_launcher,
+)
 from basicsr.utils.rng import seed_all
 
 
@@ -111,8 +117,9 @@ def train_pipeline(root_path: str | Path) -> None:
         functools.partial(decoded_images, train_loader.dataset),
     )
 
+    preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
     # The iterations come first: after the last step no batch is asked for.
-    for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
+    for current_iter, data in zip(iterations(opt, start_iter, preemption), batches, strict=False):
         data_timer.record()
         epoch = model.samples_seen // sampler.total_size
         stage = schedule.stage(current_iter)
@@ -132,9 +139,12 @@ def train_pipeline(root_path: str | Path) -> None:
             log_vars['data_time'] = data_timer.get_avg_time()
             log_line(log_vars | model.get_current_log())
             data_wait.report(current_iter)
-        if current_iter % save_freq == 0 or current_iter == total_iter:
+        stops = preemption.asked()
+        if current_iter % save_freq == 0 or current_iter == total_iter or stops:
             logger.info('Saving models and training states.')
             save(epoch, current_iter)
+        if stops:
+            end_early(model, writer, current_iter)
         if is_due(current_iter):
             validate(current_iter)
         data_timer.start()
@@ -151,6 +161,19 @@ def train_pipeline(root_path: str | Path) -> None:
     writer.close()
     draw_results(opt, model, logger)
     barrier()
+
+
+def end_early(model: Any, writer: ScalarWriter, current_iter: int) -> NoReturn:
+    """Leave the program when the state of an iteration has been written."""
+    model.saver.close()
+    writer.close()
+    barrier()  # where one rank ends, its launcher ends the others
+    get_root_logger().warning(
+        'Asked to stop: the state of iteration %d is saved. A training run goes on from it with '
+        '--auto_resume.',
+        current_iter,
+    )
+    sys.exit(STATUS)
 
 
 def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> None:
@@ -172,20 +195,23 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
 def load_resume_state(opt: dict) -> dict | None:
     """The training state to go on from, if any; networks are then loaded from beside it.
 
-    ``--auto_resume`` takes the newest state of this experiment, else ``path.resume_state`` counts.
+    ``--auto_resume`` takes the newest state of this experiment, as does a run that torchrun has
+    started again; else ``path.resume_state`` counts.
     """
     logger, path = get_root_logger(), opt['path']
-    if opt['auto_resume']:
+    restarted = was_begun_by_launcher(path['experiments_root'])
+    if opt['auto_resume'] or restarted:
+        cause = '--auto_resume' if opt['auto_resume'] else 'Started again by torchrun'
         folder = Path(path['training_states'])
         states = [s for s in folder.glob('*.state') if s.stem.isdigit()] if folder.is_dir() else []
         newest = max(states, key=lambda state: int(state.stem), default=None)
         newest = from_master(str(newest) if newest else None)
         if newest:
             path['resume_state'] = newest
-            logger.info('--auto_resume: going on from %s', newest)
+            logger.info('%s: going on from %s', cause, newest)
         else:
             start = path['resume_state'] or 'starting at iteration 0'
-            logger.info('--auto_resume: no state in %s; %s.', folder, start)
+            logger.info('%s: no state in %s; %s.', cause, folder, start)
     if not path['resume_state']:
         return None
     state = load_checkpoint(path['resume_state'])
@@ -218,6 +244,7 @@ def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
             Path(path[key]).mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(path['experiments_root'])
         model.drop_later_files(start_iter)
+    note_launcher(path['experiments_root'])
     barrier()  # none writes before that is done
     if opt['rank'] == 0:
         copy_opt_file(option_file, path['experiments_root'])
@@ -312,10 +339,10 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
     return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
 
 
-def iterations(opt: dict, start_iter: int) -> Iterator[int]:
+def iterations(opt: dict, start_iter: int, preemption: PreemptionWatch) -> Iterator[int]:
     """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal.
 
-    Ctrl-C takes effect between two steps; the second time at once.
+    Signals take effect between two steps; Ctrl-C the second time at once.
     """
     total_iter = opt['train']['total_iter']
     bar = tqdm(
@@ -325,7 +352,7 @@ def iterations(opt: dict, start_iter: int) -> Iterator[int]:
         disable=None if opt['rank'] == 0 else True,
         unit='iter',
     )
-    with delayed_interrupt() as interrupt:
+    with preemption, delayed_interrupt() as interrupt:
         for current_iter in bar:
             yield current_iter
             if interrupt.is_set():

@@ -4,7 +4,6 @@ import functools
 import importlib
 import logging
 import random
-import signal
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, import_name, plugin_modules
 from basicsr.utils.rng import seed_cpu, seeded
 
@@ -236,11 +236,11 @@ class SeededDataset(Dataset):
 def worker_init_fn(
     worker_id: int, num_workers: int, rank: int, seed: int, modules: Sequence[str] = ()
 ) -> None:
-    """Prepare a worker process: its seeds, one thread, the user's plug-ins."""
+    """Prepare a worker process: its seeds and signals, one thread, the user's plug-ins."""
     worker_seed = num_workers * rank + worker_id + seed
     random.seed(worker_seed)
     np.random.seed(worker_seed % 2**32)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    heed_parent_alone()
     from basicsr.utils.img_util import cv2
 
     cv2.setNumThreads(0)

@@ -5,6 +5,8 @@ import functools
 import os
 import socket
 import subprocess
+import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,8 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
     if 'timeout' in kwargs:
         kwargs['timeout'] = datetime.timedelta(seconds=kwargs['timeout'])
     try:
+        if dist.is_torchelastic_launched() and 'init_method' not in kwargs:
+            kwargs |= _store_of_this_start(kwargs.get('timeout', dist.default_pg_timeout))
         dist.init_process_group(backend, **kwargs)
     except dist.DistError as error:
         address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
@@ -60,6 +64,33 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
             f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the node of rank 0 '
             'as all nodes reach it, MASTER_PORT free there; dist_params.timeout: seconds to wait.'
         ) from error
+
+
+def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
+    """The store to meet in, under a name that only the ranks of this start know.
+
+    torchrun keeps its store when it starts all ranks again: there are the addresses of dead ones.
+    Their numbers of starts may differ, as a node may join later; so rank 0 makes a name up, and
+    answers every rank that has come, also the dead, until all of this start have its answer.
+    """
+    store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+    if rank > 0:
+        answer = f'basicsr/answer/{store.add("basicsr/arrivals", 1)}'
+        name = store.get(answer).decode()  # waits for it
+        store.add(f'{name}/known', 1)
+    else:
+        name, answered = f'basicsr/{uuid.uuid4()}', 0
+        deadline = time.monotonic() + timeout.total_seconds()
+        while store.add(f'{name}/known', 0) < world_size - 1:
+            arrivals = store.add('basicsr/arrivals', 0)
+            for number in range(answered + 1, arrivals + 1):
+                store.set(f'basicsr/answer/{number}', name)
+            if time.monotonic() > deadline:
+                known = store.add(f'{name}/known', 0)
+                raise dist.DistError(f'{known + 1} of {world_size} ranks have come')
+            answered = arrivals
+            time.sleep(0.01)
+    return {'store': dist.PrefixStore(name, store), 'rank': rank, 'world_size': world_size}
 
 
 def _slurm_environment(port: int | None) -> None:

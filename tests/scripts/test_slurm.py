@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / 'scripts' / 'slurm' / 'train.sbatch'
 
 PROGRAMS = {
-    'scontrol': 'test "$1 $2 $3" = "show hostnames localhost" && echo localhost',
-    'srun': 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+    'scontrol': 'case "$1" in show) echo "$3" ;; requeue) echo "$@" >> "$QUEUE" ;; esac',
+    'srun': 'export BATCH=$PPID; while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
     'torchrun': f'exec {sys.executable} -m torch.distributed.run "$@"',
 }
 
@@ -20,7 +20,25 @@ def test_bash_can_read_the_template():
     subprocess.run(['bash', '-n', TEMPLATE], check=True)
 
 
-def test_the_template_trains_on_one_node(train_opt, tmp_path):
+# A model that has the batch script asked to stop, as SLURM does before the time is over.
+ASKING = """
+import os
+import signal
+
+from basicsr.models.sr_model import SRModel
+from basicsr.utils.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class AskingModel(SRModel):
+    def optimize_parameters(self, current_iter):
+        super().optimize_parameters(current_iter)
+        if current_iter == 2 and self.opt['rank'] == 0:
+            os.kill(int(os.environ['BATCH']), signal.SIGUSR1)
+"""
+
+
+def test_a_job_saves_its_state_before_its_end_queues_again_and_goes_on(train_opt, tmp_path):
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(f'#!/bin/sh\n{text}\n')
         (tmp_path / name).chmod(0o755)
@@ -31,16 +49,36 @@ def test_the_template_trains_on_one_node(train_opt, tmp_path):
         'SLURM_GPUS_ON_NODE': '2',
         'SLURM_CPUS_PER_TASK': '2',
     }
-    env = {**os.environ, **slurm, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'}
-    opt = train_opt(train__total_iter=2, val=None, path__experiments_root=str(tmp_path))
-    (tmp_path / 'x.yml').write_text(json.dumps(opt))
-    job = subprocess.run(
-        ['bash', TEMPLATE, tmp_path / 'x.yml'], cwd=ROOT, env=env, capture_output=True, text=True
-    )
-    assert job.returncode == 0, job.stderr
-    assert 'Processes: 2 (backend gloo)' in job.stderr
-    assert 'starting at iteration 0' in job.stderr
-    assert (tmp_path / 'tiny' / 'training_states' / '2.state').is_file()
+    path = {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'QUEUE': str(tmp_path / 'queue')}
+    (tmp_path / 'plug_ins').mkdir()
+    (tmp_path / 'plug_ins' / 'asking_model.py').write_text(ASKING)
+
+    def job(total_iter):
+        options = {'train__total_iter': total_iter, 'logger__save_checkpoint_freq': 10**6}
+        where = {'path__experiments_root': str(tmp_path), 'plugins': [str(tmp_path / 'plug_ins')]}
+        opt = train_opt(val=None, model_type='AskingModel', **options, **where)
+        (tmp_path / 'x.yml').write_text(json.dumps(opt))
+        return subprocess.run(
+            ['bash', TEMPLATE, tmp_path / 'x.yml'],
+            cwd=ROOT,
+            env={**os.environ, **slurm, **path},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    first = job(10**6)
+    assert 'Processes: 2 (backend gloo)' in first.stderr
+    assert 'starting at iteration 0' in first.stderr
+    assert first.stderr.count('Asked to stop: the state of iteration') == 1
+    assert (tmp_path / 'queue').read_text().split() == ['requeue', slurm['SLURM_JOB_ID']]
+    [state] = (tmp_path / 'tiny' / 'training_states').iterdir()
+
+    total = int(state.stem) + 2
+    second = job(total)
+    assert second.returncode == 0, second.stderr
+    assert f'going on from {state}' in second.stderr
+    assert (state.parent / f'{total}.state').is_file()
 
 
 def test_the_template_asks_for_an_option_file():

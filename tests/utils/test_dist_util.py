@@ -1,7 +1,9 @@
 import datetime
 import os
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -183,3 +185,29 @@ def test_the_slurm_gpu_is_that_of_the_local_rank(slurm, monkeypatch):
     chosen = fake_cuda(monkeypatch, 4)
     slurm('node7')
     assert chosen == [1]
+
+
+def test_ranks_that_are_started_again_meet_apart_from_those_before(monkeypatch):
+    """In one store, as torchrun keeps it; of the first start, only rank 1 has come."""
+    store = dist.HashStore()
+    here = threading.local()
+    monkeypatch.setattr(dist, 'rendezvous', lambda *_, **__: iter([(store, here.rank, 3)]))
+
+    def come(rank):
+        here.rank = rank
+        meeting = dist_util._store_of_this_start(datetime.timedelta(seconds=10))
+        meeting['store'].set(f'address of {rank}', str(rank))
+        return [meeting['store'].get(f'address of {other}') for other in range(3)]
+
+    store.add('basicsr/arrivals', 1)
+    store.set('address of 1', 'of a dead one')
+    with ThreadPoolExecutor() as pool:
+        for _ in range(2):
+            assert [*pool.map(come, (1, 0, 2))] == [[b'0', b'1', b'2']] * 3
+
+
+def test_ranks_that_never_come_are_counted(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, 'rendezvous', lambda *_, **__: iter([(store, 0, 2)]))
+    with pytest.raises(dist.DistError, match='1 of 2 ranks have come'):
+        dist_util._store_of_this_start(datetime.timedelta(seconds=0.05))

@@ -1,0 +1,121 @@
+"""Being asked to stop, and being started again.
+
+SIGTERM and SIGUSR1 end a run at an iteration on which all ranks agree; a run that torchrun starts
+again goes on by itself.
+"""
+
+import datetime
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .dist_util import from_master, gather_lists, get_dist_info
+
+# Windows has no SIGUSR1.
+SIGNALS = tuple(getattr(signal, name) for name in ('SIGTERM', 'SIGUSR1') if hasattr(signal, name))
+STATUS = 75  # of a run that has saved its state and stopped; in sysexits.h: try again later
+_AGENTS = '.torchrun'
+
+
+class PreemptionWatch:
+    """Within the block, a signal is noted in place of ending the process.
+
+    Ranks get their signals at different moments, or only those of one node do. Each step reduces
+    the notes of all ranks in the background, and reads what the step before has begun: no step
+    waits, and all ranks stop after the same one. It may be the second after the signal.
+
+    Args:
+        timeout: Seconds after which a rank that does not answer is an error; None: torch's.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict = {}
+        self._note = torch.zeros(1, dtype=torch.int32)
+        self._pending: dist.Work | None = None
+        self._group: Any = None
+        if get_dist_info()[1] > 1:
+            limit = None if timeout is None else datetime.timedelta(seconds=timeout)
+            # On the CPU, beside the GPUs' work.
+            self._group = dist.new_group(timeout=limit, backend='gloo')
+
+    def __enter__(self) -> 'PreemptionWatch':
+        if threading.current_thread() is threading.main_thread():  # only there signals arrive
+            self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+
+    def asked(self) -> bool:
+        """Whether to stop after this step; every rank asks once a step."""
+        if self._group is None:
+            return self.signal is not None
+        if self._pending is not None:
+            self._pending.wait()
+            if self._note.item():
+                return True
+        self._note.fill_(self.signal is not None)
+        self._pending = dist.all_reduce(
+            self._note, dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        return False
+
+
+def heed_parent_alone() -> None:
+    """Have a loader's worker end when its parent says so, and leave other signals to the parent.
+
+    Ctrl-C in a terminal, torchrun and SLURM reach all processes of a run. The parent still
+    needs its workers, until its state is saved.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, 'SIGUSR1'):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if not hasattr(signal, 'sigwaitinfo'):  # macOS, Windows
+        return
+    # Blocked in all threads, the signal waits for the one that can see who sent it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
+
+
+def was_begun_by_launcher(folder: str | Path) -> bool:
+    """Whether the torchrun that started this process, on any node, has begun the run of a folder.
+
+    The number of restarts would not tell: a node that joins later counts its own, and a run that
+    fails before it has a folder must not go on with the one before it.
+    """
+    agents = _agents()
+    file = Path(folder) / _AGENTS
+    begun = bool(agents) and file.is_file() and not agents.isdisjoint(file.read_text().split())
+    return from_master(begun)
+
+
+def note_launcher(folder: str | Path) -> None:
+    """Leave the mark that ``was_begun_by_launcher`` looks for; every rank calls it."""
+    agents = _agents()
+    if agents and get_dist_info()[0] == 0:
+        (Path(folder) / _AGENTS).write_text('\n'.join(sorted(agents)))
+
+
+def _agents() -> set[str]:
+    """The torchrun processes of all nodes; they outlive the ranks that they start."""
+    if not dist.is_torchelastic_launched():
+        return set()
+    return set(gather_lists([f'{socket.gethostname()}:{os.getppid()}']))

@@ -1,0 +1,137 @@
+"""Runs that are asked to stop, and runs that torchrun starts again."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from runs import TORCHRUN, checkpoint, differences, log_text, rows
+
+from basicsr.utils import preemption
+
+# A model whose process, or processes, get a signal in the middle of iteration 3.
+SIGNALLED = """
+import multiprocessing
+import os
+import subprocess
+
+from basicsr.models.sr_model import SRModel
+from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class SignalledModel(SRModel):
+    def optimize_parameters(self, current_iter):
+        super().optimize_parameters(current_iter)
+        rank, world_size = get_dist_info()
+        if current_iter == 3 and rank == world_size - 1 and 'SEND' in os.environ:
+            workers = [str(child.pid) for child in multiprocessing.active_children()]
+            send = os.environ.pop('SEND')
+            subprocess.run(['kill', send, str(os.getpid()), *workers], check=True)
+"""
+
+
+@pytest.fixture
+def signalled(train_opt, tmp_path):
+    """Options of a run that gets a signal, and of one that does not."""
+    (tmp_path / 'plug_ins').mkdir()
+    (tmp_path / 'plug_ins' / 'signalled_model.py').write_text(SIGNALLED)
+
+    def make(name, **options):
+        options |= {'plugins': ['plug_ins'], 'model_type': 'SignalledModel'}
+        return train_opt(name=name, logger__save_checkpoint_freq=100, **options)
+
+    return make
+
+
+def final_state(folder):
+    return [checkpoint(folder, 'net_g_latest.pth'), checkpoint(folder, '6.state'), rows(folder)]
+
+
+@pytest.mark.parametrize(
+    ('send', 'workers'), [('-USR1', 0), ('-TERM', 2)], ids=['USR1', 'TERM with workers']
+)
+def test_a_run_that_is_asked_to_stop_saves_its_state_and_says_so(
+    run, signalled, monkeypatch, tmp_path, send, workers
+):
+    """The workers get the signal as well, as from a launcher that sends it to all processes."""
+    options = {'datasets__train__num_worker_per_gpu': workers}
+    handlers = [signal.getsignal(number) for number in preemption.SIGNALS]
+    monkeypatch.setenv('SEND', send)
+    with pytest.raises(SystemExit) as stop:
+        run(signalled('cut', **options))
+    assert stop.value.code == preemption.STATUS == 75
+    del stop  # and with it the frames that hold the loader
+    assert [signal.getsignal(number) for number in preemption.SIGNALS] == handlers
+    folder = tmp_path / 'experiments/cut'
+    assert [state.name for state in (folder / 'training_states').iterdir()] == ['3.state']
+    assert 'the state of iteration 3 is saved' in log_text(folder)
+    assert not any('psnr' in key for row in rows(folder) for key in row), 'validated when resumed'
+
+    run(signalled('cut', **options), '--auto_resume')
+    assert differences(final_state(folder), final_state(run(signalled('whole', **options)))) == []
+
+
+def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
+    signalled, run_program, write, repository, tmp_path
+):
+    """One rank gets the signal; its launcher starts all again, without --auto_resume."""
+    options = {'datasets__train__dataset_enlarge_ratio': 4}
+    program = repository / 'basicsr/train.py'
+    root = f'path:experiments_root={tmp_path / "experiments"}'
+    cut = ('-opt', write(signalled('cut', **options)), '--force_yml', root)
+    old = tmp_path / 'experiments/cut/training_states/9.state'
+    old.parent.mkdir(parents=True)
+    old.write_text('of an earlier run, not one to go on with')
+    result = run_program(*TORCHRUN, '--max-restarts=1', program, *cut, SEND='-TERM', timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count('Asked to stop: the state of iteration 4 is saved') == 1
+    assert 'Started again by torchrun: going on from' in result.stderr
+    assert not old.exists(), 'moved aside'
+
+    whole = ('-opt', write(signalled('whole', **options)), '--force_yml', root)
+    result = run_program(*TORCHRUN, program, *whole, timeout=100)
+    assert result.returncode == 0, result.stderr
+    ours, theirs = (final_state(tmp_path / 'experiments' / name) for name in ('cut', 'whole'))
+    assert differences(ours, theirs) == []
+
+
+def heeding(ready):
+    preemption.heed_parent_alone()
+    ready.set()
+    time.sleep(60)
+
+
+@pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='the system has no sigwaitinfo')
+def test_a_worker_ends_when_its_parent_says_so_and_at_no_other_signal():
+    context = multiprocessing.get_context('fork')
+    ready = context.Event()
+    worker = context.Process(target=heeding, args=(ready,), daemon=True)
+    worker.start()
+    assert ready.wait(10)
+    for name in ('-TERM', '-USR1', '-INT'):
+        subprocess.run(['kill', name, str(worker.pid)], check=True)
+    worker.join(0.3)
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
+
+
+def test_without_torchrun_a_folder_is_nobodys(tmp_path):
+    preemption.note_launcher(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not preemption.was_begun_by_launcher(tmp_path)
+
+
+def test_a_folder_belongs_to_the_torchrun_that_has_begun_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.distributed, 'is_torchelastic_launched', lambda: True)
+    assert not preemption.was_begun_by_launcher(tmp_path)
+    preemption.note_launcher(tmp_path)
+    assert preemption.was_begun_by_launcher(tmp_path)
+    monkeypatch.setattr(os, 'getppid', lambda: 1)
+    assert not preemption.was_begun_by_launcher(tmp_path), 'of another start'
