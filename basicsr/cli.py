@@ -16,6 +16,8 @@ commands:
   train    train a network from an option file
   test     run a trained network on images, and score it
   tune     find the fastest settings of an option file by short trials
+  verify-resume
+           prove that a training which is killed goes on exactly
   average  make networks of the averages that train.posthoc_ema has stored
   cache    list the caches of decoded images; `basicsr cache clear` removes them
 
@@ -38,6 +40,10 @@ def main() -> None:
         from basicsr.tune import main as tune
 
         sys.exit(tune(sys.argv[2:]))
+    if command == 'verify-resume':
+        from basicsr.verify_resume import main as verify_resume
+
+        sys.exit(verify_resume(sys.argv[2:]))
     if command not in ('train', 'test'):
         sys.stderr.write(f"{USAGE}\nbasicsr: error: unknown command '{command}'\n")
         sys.exit(2)

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
+from basicsr.utils.children import end, start
 from basicsr.utils.text import sizeof_fmt
 from basicsr.utils.tuning import (
     ACCEPTED,
@@ -69,33 +69,14 @@ class Trials:
 
     def _run(self, arguments: list[str], log: Any) -> int | None:
         """The exit status of a trial; None if it took too long."""
-        package = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, [package, os.environ.get('PYTHONPATH')]))
         # What torch compiles, and what a process that is killed leaves behind, goes there too.
-        environment = {**os.environ, 'PYTHONPATH': path, 'TMPDIR': str(self._folder)}
-        process = subprocess.Popen(
-            [sys.executable, '-m', 'basicsr.trial', *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that it can be ended with all of its workers
-        )
+        process = start(['basicsr.trial', *arguments], log, TMPDIR=str(self._folder))
         try:
             return process.wait(_PATIENCE + 3 * self._args.seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen) -> None:
-    if hasattr(os, 'killpg'):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
+            end(process)
 
 
 def _reason(status: int | None, log: str) -> str:

@@ -1,0 +1,248 @@
+"""Prove that a killed training goes on exactly: train in one go and with kills, and compare all."""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from basicsr.utils.children import end, start
+from basicsr.utils.yaml_util import OptionError, yaml_load
+
+
+class TrainingError(RuntimeError):
+    """A training has ended otherwise than by a kill."""
+
+    def __init__(self, status: int, log: str):
+        super().__init__(log)
+        self.status = status
+
+
+class Trainings:
+    """Trainings of one option file, of which nothing differs but where they are stopped.
+
+    Args:
+        args: The flags of ``basicsr verify-resume``.
+        folder: For all that they write.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        opt = yaml_load(args.opt)
+        forced = {
+            'train:total_iter': args.iters,
+            'logger:save_checkpoint_freq': args.save_every,
+            'logger:print_freq': 1,
+            'logger:use_tb_logger': False,
+            'logger:wandb': {'project': None},
+            'deterministic': True,  # a GPU may choose other kernels at every start
+        }
+        if opt.get('val'):
+            forced['val:val_freq'] = max(args.iters // 2, 1)
+        if opt.get('manual_seed') is None:
+            forced['manual_seed'] = args.seed
+        entries = [f'{key}={json.dumps(value)}' for key, value in forced.items()]
+        self._arguments = ['-opt', args.opt, '--force_yml', *entries, *args.force_yml]
+        self._program = ['basicsr.verify_resume']
+        if args.nproc > 1:
+            torchrun = ['torch.distributed.run', '--standalone', f'--nproc_per_node={args.nproc}']
+            self._program = [*torchrun, '-m', 'basicsr.verify_resume']
+        self._folder = folder
+
+    def run(self, name: str, kill_after: int | None = None, wait: float = 0) -> bool:
+        """Begin a training, or go on with it; returns whether it was killed.
+
+        Args:
+            name: Of its folder.
+            kill_after: An iteration; None: let it end.
+            wait: Seconds from the end of that iteration to the kill.
+
+        Raises:
+            TrainingError: It has failed by itself.
+        """
+        root, mark = self._folder / name, self._folder / 'killed.mark'
+        mark.unlink(missing_ok=True)
+        request = json.dumps({'kill_after': kill_after, 'wait': wait, 'mark': str(mark)})
+        where = f'path:experiments_root={json.dumps(str(root))}'
+        resumes = ['--auto_resume'] if root.exists() else []
+        log_file = self._folder / f'{name}.log'
+        with log_file.open('ab') as log:
+            arguments = [*self._program, request, *self._arguments, where, *resumes]
+            process = start(arguments, log, TMPDIR=str(self._folder))
+            try:
+                process.wait()
+            finally:
+                end(process)
+        if process.returncode and not mark.exists():
+            text = log_file.read_text(encoding='utf-8', errors='replace')
+            raise TrainingError(process.returncode, text)
+        return mark.exists()
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """What a run has logged."""
+        file = self.folder_of(name) / 'metrics.jsonl'
+        return list(map(json.loads, file.read_bytes().rpartition(b'\n')[0].splitlines()))
+
+    def folder_of(self, name: str) -> Path:
+        """The folder of a run that has begun."""
+        [folder] = (file.parent for file in (self._folder / name).glob('*/metrics.jsonl'))
+        return folder
+
+
+def differences(one: Path, other: Path) -> Iterator[str]:
+    """What differs, in any bit, between what two runs have written.
+
+    Networks, averages, states and logged values but for times.
+    """
+    from basicsr.utils.checkpoint import load_checkpoint
+    from basicsr.utils.logger import read_rows
+
+    names = [
+        sorted(
+            str(file.relative_to(folder))
+            for pattern in ('models/*', 'training_states/*', '*.jsonl')
+            for file in folder.glob(pattern)
+            if not file.name.startswith('.')
+        )
+        for folder in (one, other)
+    ]
+    yield from (f'only one has {name}' for name in sorted({*names[0]} ^ {*names[1]}))
+    for name in names[0]:
+        if name not in names[1]:
+            continue
+        read = read_rows if name.endswith('.jsonl') else load_checkpoint
+        yield from _different(*(read(folder / name) for folder in (one, other)), name)
+
+
+def _different(a: Any, b: Any, path: str) -> Iterator[str]:
+    import torch
+
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            yield f'{path}: {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}'
+        elif not torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b))):
+            yield f'{path}: by up to {(a.double() - b.double()).abs().max():.3g}'
+    elif isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            if str(key).startswith('time/'):
+                continue
+            if key in a and key in b:
+                yield from _different(a[key], b[key], f'{path}: {key}')
+            else:
+                yield f'{path}: only one has {key}'
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for number, pair in enumerate(zip(a, b, strict=True)):
+            yield from _different(*pair, f'{path} [{number}]')
+    elif a != b:
+        yield f'{path}: {a!r} and {b!r}'
+
+
+def verify(args: argparse.Namespace, folder: Path) -> int:
+    """Make the trainings, tell of them, and compare; returns the exit status."""
+    tell, random_moments = sys.stdout.write, random.Random(args.seed)
+    trainings = Trainings(args, folder)
+    begin = time.monotonic()
+    trainings.run('whole')
+    tell(f'{args.iters} iterations in one go: {time.monotonic() - begin:.1f} s\n')
+    times = [row['time/iteration'] for row in trainings.rows('whole') if 'time/iteration' in row]
+    step = statistics.median(times)  # not of the first, which chooses kernels
+    moments = sorted(random_moments.choices(range(1, args.iters), k=args.kills))
+    kills = 0
+    for number, moment in enumerate(moments, 1):
+        wait = random_moments.uniform(0, 2 * step)  # while it saves or validates, too
+        killed = trainings.run('killed', moment, wait)
+        kills += killed
+        last = trainings.rows('killed')[-1]['iter']
+        where = f'after iteration {last} was logged' if killed else 'too late, it had ended'
+        tell(f'kill {number} of {args.kills}: {where}\n')
+        sys.stdout.flush()
+    trainings.run('killed')
+    folders = [trainings.folder_of(name) for name in ('whole', 'killed')]
+    found = next(differences(*folders), None)
+    if found:
+        tell(f'first difference: {found}\n')
+        return 1
+    if not kills:
+        tell('All kills came too late to prove anything: take more iterations (--iters).\n')
+        return 1
+    counts = [len(list((folders[0] / kind).iterdir())) for kind in ('models', 'training_states')]
+    tell(f'identical: {counts[0]} files of networks, {counts[1]} states, all logged values\n')
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags of ``basicsr verify-resume``."""
+    parser = argparse.ArgumentParser(prog='basicsr verify-resume', description=__doc__)
+    parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
+    parser.add_argument(
+        '--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='set options of the file'
+    )
+    parser.add_argument('--iters', type=int, default=20, help='length of the training; 20')
+    parser.add_argument('--save-every', type=int, help='iterations; default: a quarter of them')
+    parser.add_argument('--kills', type=int, default=3, help='how often it is killed; 3')
+    parser.add_argument('--nproc', type=int, default=1, help='processes, by torchrun; 1')
+    parser.add_argument('--seed', type=int, default=0, help='of the moments of the kills; 0')
+    parser.add_argument('--keep', metavar='FOLDER', help='a new folder for both trainings, kept')
+    args = parser.parse_args(arguments)
+    args.save_every = args.save_every or max(args.iters // 4, 1)
+    if args.iters < 2 or min(args.kills, args.nproc, args.save_every) < 1:
+        parser.error('--iters must be above 1; --kills, --nproc and --save-every above 0.')
+    if args.keep and Path(args.keep).exists():
+        parser.error(f'--keep: {args.keep} is there already; name a new folder.')
+    return args
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``basicsr verify-resume -opt FILE``; returns the exit status."""
+    args = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # trainings end with this process
+    try:
+        if args.keep:
+            Path(args.keep).mkdir(parents=True)
+            return verify(args, Path(args.keep))
+        with TemporaryDirectory(prefix='basicsr_verify_', ignore_cleanup_errors=True) as folder:
+            return verify(args, Path(folder))
+    except KeyboardInterrupt:
+        sys.stderr.write('Interrupted.\n')
+        return 130
+    except (OSError, OptionError) as error:
+        sys.stderr.write(f'basicsr verify-resume: {error}\n')
+        return 2
+    except TrainingError as error:
+        sys.stderr.write(f'{error}\nA training has ended with status {error.status}: see above.\n')
+        return 1
+
+
+def train_until_killed(kill_after: int | None, wait: float, mark: str) -> None:
+    """Run the command line's training in this process, which kills itself and its workers.
+
+    From outside, the moments of a fast training could not be met.
+    """
+    import basicsr.train
+    from basicsr.cli import run
+
+    make_step = basicsr.train.make_step
+
+    def kill() -> None:
+        Path(mark).touch()
+        os.killpg(0, signal.SIGKILL)
+
+    def make_step_and_begin(model: Any, data: Any, current_iter: int, *args: Any) -> None:
+        make_step(model, data, current_iter, *args)
+        if current_iter == kill_after and model.opt['rank'] == 0:
+            threading.Timer(wait, kill).start()
+
+    basicsr.train.make_step = make_step_and_begin
+    run(basicsr.train.train_pipeline, Path.cwd())
+
+
+if __name__ == '__main__':
+    request = json.loads(sys.argv.pop(1))
+    train_until_killed(**request)
