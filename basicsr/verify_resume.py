@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -92,7 +92,9 @@ class Trainings:
 
     def folder_of(self, name: str) -> Path:
         """The folder of a run that has begun."""
-        [folder] = (file.parent for file in (self._folder / name).glob('*/metrics.jsonl'))
+        folders = [file.parent for file in (self._folder / name).glob('*/metrics.jsonl')]
+        # A training that was killed before its first state has begun again.
+        [folder] = (folder for folder in folders if '_archived_' not in folder.name)
         return folder
 
 
@@ -144,9 +146,9 @@ def _different(a: Any, b: Any, path: str) -> Iterator[str]:
         yield f'{path}: {a!r} and {b!r}'
 
 
-def verify(args: argparse.Namespace, folder: Path) -> int:
+def verify(args: argparse.Namespace, folder: Path, tell: Callable[[str], Any]) -> int:
     """Make the trainings, tell of them, and compare; returns the exit status."""
-    tell, random_moments = sys.stdout.write, random.Random(args.seed)
+    random_moments = random.Random(args.seed)
     trainings = Trainings(args, folder)
     begin = time.monotonic()
     trainings.run('whole')
@@ -162,7 +164,6 @@ def verify(args: argparse.Namespace, folder: Path) -> int:
         last = trainings.rows('killed')[-1]['iter']
         where = f'after iteration {last} was logged' if killed else 'too late, it had ended'
         tell(f'kill {number} of {args.kills}: {where}\n')
-        sys.stdout.flush()
     trainings.run('killed')
     folders = [trainings.folder_of(name) for name in ('whole', 'killed')]
     found = next(differences(*folders), None)
@@ -175,6 +176,11 @@ def verify(args: argparse.Namespace, folder: Path) -> int:
     counts = [len(list((folders[0] / kind).iterdir())) for kind in ('models', 'training_states')]
     tell(f'identical: {counts[0]} files of networks, {counts[1]} states, all logged values\n')
     return 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -206,9 +212,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if args.keep:
             Path(args.keep).mkdir(parents=True)
-            return verify(args, Path(args.keep))
+            return verify(args, Path(args.keep), _tell)
         with TemporaryDirectory(prefix='basicsr_verify_', ignore_cleanup_errors=True) as folder:
-            return verify(args, Path(folder))
+            return verify(args, Path(folder), _tell)
     except KeyboardInterrupt:
         sys.stderr.write('Interrupted.\n')
         return 130
