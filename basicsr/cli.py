@@ -119,7 +119,9 @@ def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
 
 def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     """Run a pipeline; returns the exit status."""
+    from basicsr.utils.dist_util import get_dist_info
     from basicsr.utils.logger import get_root_logger
+    from basicsr.utils.watchdog import tell_of_failure
 
     logger, status = get_root_logger(), 0
     try:
@@ -130,11 +132,17 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     except SystemExit as stop:  # a training that was asked to stop
         status = stop.code
     except Exception as error:
-        message = _message_for_users(error)
+        message, (rank, world_size) = _message_for_users(error), get_dist_info()
+        status = 2 if isinstance(error, OptionError) else 1
+        if tell_of_failure(error):
+            return status
+        prefix = f'rank {rank}: ' if world_size > 1 else ''
         if message is None:
+            if prefix:
+                logger.error('%s%s', prefix, error)
             raise
-        logger.error(message)
-        return 2 if isinstance(error, OptionError) else 1
+        logger.error('%s%s', prefix, message)
+        return status
     _close_process_group()
     return status
 
@@ -172,6 +180,9 @@ def _passed_through_plugins(error: BaseException | None) -> bool:
 def _close_process_group() -> None:
     import torch.distributed as dist
 
+    from basicsr.utils import watchdog
+
+    watchdog.stop()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
+from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import get_env_info, get_root_logger
 from basicsr.utils.misc import atomic_path, get_time_str, make_exp_dirs
@@ -40,12 +41,14 @@ def test_pipeline(root_path: str | Path) -> None:
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
+    warn_of_other_programs()
 
     loaders = []
     for _, dataset_opt in sorted(opt['datasets'].items()):
         dataset = build_dataset(dataset_opt)
         loaders.append(build_dataloader(dataset, dataset_opt, opt['num_gpu'], opt['dist']))
         logger.info('Number of test images in %s: %d', dataset_opt['name'], len(dataset))
+    check_same_data({loader.dataset.opt['name']: loader.dataset for loader in loaders})
     model = build_model(opt)
 
     make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built

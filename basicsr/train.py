@@ -26,6 +26,7 @@ from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
+from basicsr.utils.agreement import check_file_of_all, check_same_data, warn_of_other_programs
 from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
 from basicsr.utils.cores import ranks_on_cores, report_cores
@@ -55,6 +56,7 @@ from basicsr.utils.preemption import (
     was_begun_by_launcher,
 )
 from basicsr.utils.rng import seed_all
+from basicsr.utils.watchdog import note
 
 
 def train_pipeline(root_path: str | Path) -> None:
@@ -67,6 +69,7 @@ def train_pipeline(root_path: str | Path) -> None:
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
+    warn_of_other_programs()
 
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt)
@@ -95,6 +98,7 @@ def train_pipeline(root_path: str | Path) -> None:
             model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
 
     def save(epoch: int, current_iter: int) -> None:
+        note('saving')
         with evaluation_weights(model.optimizers):
             model.save(epoch, current_iter)
 
@@ -118,6 +122,7 @@ def train_pipeline(root_path: str | Path) -> None:
     )
 
     preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
+    note('data', start_iter + 1)
     # The iterations come first: after the last step no batch is asked for.
     for current_iter, data in zip(iterations(opt, start_iter, preemption), batches, strict=False):
         data_timer.record()
@@ -147,6 +152,7 @@ def train_pipeline(root_path: str | Path) -> None:
             end_early(model, writer, current_iter)
         if is_due(current_iter):
             validate(current_iter)
+        note('data', current_iter + 1)
         data_timer.start()
         iter_timer.start()
 
@@ -159,6 +165,7 @@ def train_pipeline(root_path: str | Path) -> None:
         validate(total_iter)
     model.saver.close()
     writer.close()
+    note('end')
     draw_results(opt, model, logger)
     barrier()
 
@@ -183,6 +190,7 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
         schedule: The batches of all ranks.
     """
     opt = model.opt
+    note('step', current_iter)
     seed_all(opt['manual_seed'], opt['rank'], current_iter)
     model.samples_seen += schedule.batch_size(current_iter)
     model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
@@ -214,6 +222,7 @@ def load_resume_state(opt: dict) -> dict | None:
             logger.info('%s: no state in %s; %s.', cause, folder, start)
     if not path['resume_state']:
         return None
+    check_file_of_all(path['resume_state'])
     state = load_checkpoint(path['resume_state'])
     if not isinstance(state, dict) or 'iter' not in state:
         raise ValueError(f'{path["resume_state"]} is not a training state.')
@@ -265,8 +274,10 @@ def create_train_val_dataloader(
     total_iter, total_epochs = opt['train']['total_iter'], 0
     train_loader, val_loaders = None, []
     sampler: Any = None
-    for dataset_opt in opt['datasets'].values():
-        dataset: Any = build_dataset(dataset_opt)
+    datasets = {key: build_dataset(dataset_opt) for key, dataset_opt in opt['datasets'].items()}
+    check_same_data(datasets)
+    for key, dataset_opt in opt['datasets'].items():
+        dataset: Any = datasets[key]
         if dataset_opt['phase'] == 'val':
             if opt['val'] is None:
                 logger.warning('%s is not used: there is no val section.', dataset_opt['name'])

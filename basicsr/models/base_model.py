@@ -177,10 +177,13 @@ class BaseModel:
         if self.sharding:
             return self.sharding.shard(net)
         if self.opt['dist'] and any(p.requires_grad for p in net.parameters()):
+            # It would sort the gradients anew after its first step, that of a resume as well; and
+            # sums of three numbers or more depend on where these stand.
+            exact = self.opt.get('deterministic') and get_dist_info()[1] > 2
             return DistributedDataParallel(
                 net,
                 device_ids=[torch.cuda.current_device()] if self.device.type == 'cuda' else None,
-                find_unused_parameters=self.opt.get('find_unused_parameters', False),
+                find_unused_parameters=bool(self.opt.get('find_unused_parameters') or exact),
             )
         if self.opt['num_gpu'] > 1 and not self.opt['dist']:
             logger.info(

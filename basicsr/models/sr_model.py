@@ -28,6 +28,7 @@ from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
+from basicsr.utils.watchdog import note
 
 from .averaging import PowerAverages
 from .base_model import BaseModel
@@ -390,6 +391,7 @@ class SRModel(BaseModel):
         dataset_opt = dataloader.dataset.opt
         dataset_name = dataset_opt['name']
         val_opt = self.opt['val']
+        note('validation')
         restore = self.test_selfensemble if val_opt.get('self_ensemble') else self.test
         self._initialize_best_metric_results(dataset_name)
         self.panels = []
@@ -398,6 +400,7 @@ class SRModel(BaseModel):
 
         def restored() -> Iterator[tuple[int, str, Mapping[str, Tensor], str | None]]:
             for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
+                note('validation')
                 name = image_name(data['lq_path'][0], dataset_opt)
                 path = self._image_path(dataset_name, name, current_iter) if save_img else None
                 if hasattr(self, 'gt'):

@@ -13,6 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import watchdog
+
+# Seconds: networks may be compiled, and caches filled, before the first step.
+DEFAULT_TIMEOUT = 1800
+
 
 def launched_by_torchrun() -> bool:
     """Whether torchrun (or a compatible launcher) started this process."""
@@ -25,11 +30,11 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
     Args:
         launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
         backend: 'nccl' becomes 'gloo' where there is no GPU.
-        **kwargs: ``port`` (SLURM only), ``timeout`` in seconds; the rest goes to
-            ``init_process_group``.
+        **kwargs: ``port`` (SLURM only), ``timeout`` in seconds, after which processes that wait for
+            each other are ended; the rest goes to ``init_process_group``.
 
     Raises:
-        ValueError: The environment lacks what the launcher should have set.
+        ValueError: The environment lacks what the launcher should have set, or the timeout is none.
         ConnectionError: The processes did not find each other in time.
     """
     if dist.is_initialized():
@@ -51,8 +56,10 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
         backend = 'gloo'
-    if 'timeout' in kwargs:
-        kwargs['timeout'] = datetime.timedelta(seconds=kwargs['timeout'])
+    timeout = kwargs.pop('timeout', DEFAULT_TIMEOUT)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+        raise ValueError(f'dist_params.timeout is {timeout!r}; give seconds above 0.')
+    kwargs['timeout'] = datetime.timedelta(seconds=timeout)
     try:
         if dist.is_torchelastic_launched() and 'init_method' not in kwargs:
             kwargs |= _store_of_this_start(kwargs.get('timeout', dist.default_pg_timeout))
@@ -64,6 +71,8 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
             f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the node of rank 0 '
             'as all nodes reach it, MASTER_PORT free there; dist_params.timeout: seconds to wait.'
         ) from error
+    if 'init_method' not in kwargs:  # else MASTER_ADDR may not be where the processes meet
+        watchdog.start(timeout)
 
 
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:

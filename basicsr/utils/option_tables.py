@@ -335,7 +335,9 @@ class Options(Section):
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
     path: PathOptions = Field(default_factory=PathOptions.defaults)
     val: ValOptions | None = None
-    dist_params: dict[str, Any] = Field({}, description='backend, port, timeout')
+    dist_params: dict[str, Any] = Field(
+        {}, description='backend; port, for SLURM; timeout: seconds to wait for each other, 1800'
+    )
     find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
 
 

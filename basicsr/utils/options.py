@@ -241,6 +241,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         file.force(entry)
     opt = file.complete()
 
+    from .agreement import check_same_options
     from .cores import share_cores
     from .dist_util import from_master, get_dist_info, init_dist, launched_by_torchrun
     from .logger import get_root_logger
@@ -251,6 +252,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     if launcher != 'none':
         backend = {'backend': 'gloo'} if opt['num_gpu'] == 0 else {}
         init_dist(launcher, **opt['dist_params'] | backend)
+        check_same_options(opt, auto_resume=args.auto_resume, debug=args.debug, training=is_train)
     get_root_logger()
     opt['dist'] = launcher != 'none'
     opt['rank'], opt['world_size'] = get_dist_info()

@@ -160,7 +160,7 @@ def slurm(environment, joined, monkeypatch):
 def test_slurm_tells_rank_size_and_address(slurm, joined):
     """A port derived from the job keeps two jobs of a node apart."""
     assert slurm('node7') == ['5', '8', '1', 'node7', '23456']
-    assert joined == [(('gloo',), {})]
+    assert joined == [(('gloo',), {'timeout': datetime.timedelta(seconds=1800)})]
 
 
 def test_the_first_node_of_a_slurm_list_is_the_master(slurm, monkeypatch):

@@ -1,0 +1,67 @@
+"""Whom a watchdog blames; how runs end by it is in tests/test_faults.py."""
+
+import pytest
+import torch.distributed as dist
+
+from basicsr.utils import watchdog
+from basicsr.utils.dist_util import init_dist
+from basicsr.utils.watchdog import Report, note, verdict
+
+
+def report(rank, iteration=5, waits=True, place='x.py:1 in f', phase='step'):
+    who = f'host{rank}, pid 1{rank}'
+    return Report(rank, who, 9, 9, phase, iteration, place, waits)
+
+
+def test_who_does_not_report_is_to_blame():
+    reports = {0: report(0, waits=False), 1: report(1, iteration=4), 2: report(2)}
+    text, ranks = verdict(reports, [2], 60)
+    assert ranks == [2]
+    assert text.startswith('rank 2 has not made progress for 60 s')
+    assert 'rank 2 (host2, pid 12): last seen in iteration 5 (phase: step), at x.py:1 in f.' in text
+    assert 'It does not answer' in text
+
+
+def test_who_does_not_wait_is_to_blame():
+    reports = {0: report(0), 1: report(1, waits=False, phase='data'), 2: report(2)}
+    text, ranks = verdict(reports, [], 60)
+    assert ranks == [1]
+    assert 'rank 1 (host1, pid 11): last seen in iteration 5 (phase: data)' in text
+    assert 'Waiting: rank 0 (host0' in text
+    assert 'answer' not in text
+
+
+def test_who_is_behind_is_to_blame_where_none_waits():
+    """On GPUs the others run ahead until they read a number."""
+    reports = {0: report(0, 9, waits=False), 1: report(1, 7, waits=False), 2: report(2, 9)}
+    assert verdict(reports, [], 60)[1] == [1]
+
+
+def test_all_are_shown_where_each_waits_for_the_others():
+    assert verdict({0: report(0), 1: report(1)}, [], 60)[1] == [0, 1]
+
+
+def test_a_note_costs_no_more_than_attributes(monkeypatch):
+    own = Report(0, 'here')
+    monkeypatch.setattr(watchdog, '_own', own)
+    note('data', 4)
+    note('saving')
+    assert (own.phase, own.iteration, own.notes, own.beat) == ('saving', 4, 2, 0)
+
+
+def test_one_process_needs_no_watchdog(monkeypatch):
+    for name, value in {'RANK': 0, 'WORLD_SIZE': 1, 'LOCAL_RANK': 0, 'MASTER_PORT': 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    init_dist('pytorch', timeout=5)
+    assert dist.is_initialized()
+    assert watchdog._watchdog is None
+    assert watchdog.tell_of_failure(RuntimeError('x')) is False
+
+
+@pytest.mark.parametrize('timeout', [0, -1, '30', True])
+def test_a_timeout_is_seconds(monkeypatch, timeout):
+    for name, value in {'RANK': 0, 'WORLD_SIZE': 1, 'MASTER_ADDR': '127.0.0.1'}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ValueError, match=r'dist_params\.timeout is .*seconds above 0'):
+        init_dist('pytorch', timeout=timeout)
