@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from basicsr.utils.dead_worker import why_worker_died
 from basicsr.utils.options import OptionError, parse_args
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -19,6 +20,7 @@ commands:
   verify-resume
            prove that a training which is killed goes on exactly
   average  make networks of the averages that train.posthoc_ema has stored
+  replay   make the step of a batch whose loss or gradient was not finite again
   cache    list the caches of decoded images; `basicsr cache clear` removes them
 
 basicsr COMMAND --help lists the flags."""
@@ -32,6 +34,9 @@ def main() -> None:
         sys.exit(0)
     if command == 'average':
         make_averages(sys.argv[2:])
+        return
+    if command == 'replay':
+        replay_incident(sys.argv[2:])
         return
     if command == 'cache':
         manage_caches(sys.argv[2:])
@@ -80,6 +85,23 @@ def make_averages(arguments: list[str]) -> None:
 
         lines = write_averages(args.experiment, args.lengths, args.target, args.iter)
         sys.stdout.write('\n'.join([*lines, '']))
+
+    run(write, Path.cwd())
+
+
+def replay_incident(arguments: list[str]) -> None:
+    """``basicsr replay experiments/NAME/incidents/FILE.pt [--weights FILE.pth]``."""
+    parser = argparse.ArgumentParser(prog='basicsr replay', description=replay_incident.__doc__)
+    parser.add_argument('incident', help='file of a run, see train.on_nonfinite')
+    parser.add_argument(
+        '--weights', help='of net_g; default: the last checkpoint of the run before the incident'
+    )
+    args = parser.parse_args(arguments)
+
+    def write(root: Path) -> None:
+        from basicsr.replay import replay
+
+        sys.stdout.write('\n'.join([*replay(args.incident, args.weights, root), '']))
 
     run(write, Path.cwd())
 
@@ -150,6 +172,8 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
 def _message_for_users(error: Exception) -> str | None:
     """The text of an error that this package raised on purpose; None for any other error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if dead := why_worker_died(error):
+        return dead
     if _passed_through_plugins(error):
         return None
     if isinstance(error, OSError | OptionError):

@@ -20,10 +20,12 @@ from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from basicsr.data import build_dataloader, build_dataset, decoded_images, gpus_per_process
+from basicsr.data.bad_images import BadImages
 from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
 from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
+from basicsr.models.incidents import Guard, with_rollbacks
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
 from basicsr.utils.agreement import check_file_of_all, check_same_data, warn_of_other_programs
@@ -70,9 +72,27 @@ def train_pipeline(root_path: str | Path) -> None:
     logger.info(get_env_info())
     logger.info(dict2str(opt))
     warn_of_other_programs()
+    preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
+    with_rollbacks(functools.partial(train, args.opt, preemption), opt)
 
+
+def train(
+    option_file: str, preemption: PreemptionWatch, opt: dict, first_sample: int | None = None
+) -> None:
+    """Train as the options say.
+
+    Args:
+        option_file: Where they were read, to be copied into the folder of the run.
+        preemption: Tells whether to stop.
+        opt: The complete options.
+        first_sample: Where to go on in the order of the samples after a rollback; None: with those
+            that the training state has not seen.
+    """
+    logger = get_root_logger()
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt)
+    if resume_state and first_sample is not None:
+        resume_state['samples'] = first_sample
     start_iter = resume_state['iter'] if resume_state else 0
     schedule = schedule_of_all_ranks(opt)
     start = samples_before(resume_state, schedule)
@@ -83,7 +103,8 @@ def train_pipeline(root_path: str | Path) -> None:
     if resume_state:
         model.resume_training(resume_state)
     model.samples_seen = start
-    writer = start_run(model, args.opt, start_iter)
+    writer = start_run(model, option_file, start_iter)
+    guard = Guard(model, writer)
     if resume_state:
         epoch = resume_state['epoch']
         logger.info('Resuming training from epoch: %d, iter: %d.', epoch, start_iter)
@@ -92,6 +113,7 @@ def train_pipeline(root_path: str | Path) -> None:
         logger.info('Start training from epoch: 0, iter: 0')
 
     def validate(current_iter: int) -> None:
+        guard.check()
         for val_loader in val_loaders:
             if current_iter == total_iter:
                 validate_swa(model, val_loader, current_iter, writer)
@@ -99,6 +121,7 @@ def train_pipeline(root_path: str | Path) -> None:
 
     def save(epoch: int, current_iter: int) -> None:
         note('saving')
+        guard.check()
         with evaluation_weights(model.optimizers):
             model.save(epoch, current_iter)
 
@@ -121,7 +144,6 @@ def train_pipeline(root_path: str | Path) -> None:
         functools.partial(decoded_images, train_loader.dataset),
     )
 
-    preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
     note('data', start_iter + 1)
     # The iterations come first: after the last step no batch is asked for.
     for current_iter, data in zip(iterations(opt, start_iter, preemption), batches, strict=False):
@@ -131,6 +153,7 @@ def train_pipeline(root_path: str | Path) -> None:
         if stage.sizes and current_iter in (stage.first, start_iter + 1):
             logger.info('%s', stage)
         make_step(model, data, current_iter, schedule)
+        guard.note(current_iter, data)
         iter_timer.record()
         data_wait.record(data_timer.get_current_time(), iter_timer.get_current_time())
 
@@ -142,8 +165,11 @@ def train_pipeline(root_path: str | Path) -> None:
             log_vars['lrs'] = model.get_current_learning_rate()
             log_vars['time'] = iter_timer.get_avg_time()
             log_vars['data_time'] = data_timer.get_avg_time()
-            log_line(log_vars | model.get_current_log())
+            losses = model.get_current_log()
+            log_line(log_vars | losses)
+            guard.note_losses(current_iter, losses)
             data_wait.report(current_iter)
+            train_loader.dataset.bad_images.report()
         stops = preemption.asked()
         if current_iter % save_freq == 0 or current_iter == total_iter or stops:
             logger.info('Saving models and training states.')
@@ -194,6 +220,7 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
     seed_all(opt['manual_seed'], opt['rank'], current_iter)
     model.samples_seen += schedule.batch_size(current_iter)
     model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
+    model.precision.watch.begin(model.trained_networks().values())
     model.feed_data(data)
     model.mix_batch()
     model.optimize_parameters(current_iter)
@@ -293,8 +320,11 @@ def create_train_val_dataloader(
             raise ValueError('datasets.train.sampler: an IterableDataset has its own order.')
         if not is_stream:
             sampler = build_sampler(dataset, dataset_opt, opt['world_size'], opt['rank'], seed)
+        file = Path(opt['path']['experiments_root']) / 'skipped.jsonl'
+        skips = dataset_opt['on_error'] == 'skip'
         train_loader = build_dataloader(
-            dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start, start_iter
+            *(dataset, dataset_opt, opt['num_gpu'], opt['dist'], sampler, seed, start, start_iter),
+            bad_images=BadImages(file if skips else None, None if is_stream else len(dataset)),
         )
         report_cores(train_loader.num_workers, opt['num_gpu'] > 0)
         if is_stream:

@@ -35,7 +35,8 @@ LAYERS = {
     'test.py': {'models', 'data', 'utils', 'cli'},
     'trial.py': {'models', 'data', 'utils', 'train', 'cli'},
     'tune.py': {'utils'},
-    'cli.py': {'train', 'test', 'tune', 'models', 'data', 'utils'},
+    'replay.py': {'models', 'utils'},
+    'cli.py': {'train', 'test', 'tune', 'replay', 'models', 'data', 'utils'},
     'version.py': set(),
     '__init__.py': set(),
 }

@@ -415,10 +415,14 @@ def test_images_of_several_validation_sets_do_not_overwrite_each_other(run, trai
         assert (folder / f'visualization/{name}/0001/0001_3.png').is_file()
 
 
-def test_a_loss_that_is_not_finite_and_periods_that_are_too_short_are_named(run, train_opt):
+def test_a_loss_that_is_not_finite_and_periods_that_are_too_short_are_named(
+    run, train_opt, tmp_path
+):
     scheduler = {'type': 'CosineAnnealingRestartLR', 'periods': [2]}
     opt = train_opt(train__optim_g={'type': 'SGD', 'lr': 1e30}, train__scheduler=scheduler)
-    text = log_text(run(opt))
+    with pytest.raises(FloatingPointError, match='not finite: l_pix'):
+        run(opt)
+    text = log_text(tmp_path / 'experiments/tiny')
     assert text.count('l_pix is not finite at iteration') == 1
     assert 'the periods end after 2 of 6 iterations' in text
 

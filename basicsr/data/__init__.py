@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, import_name, plugin_modules
-from basicsr.utils.rng import seed_cpu, seeded
+from basicsr.utils.rng import mix, seed_cpu, seeded
 
+from .bad_images import BadImages
 from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
@@ -28,6 +29,8 @@ from .sample_stream import SampleStream
 __all__ = ['build_dataloader', 'build_dataset']
 
 logger = logging.getLogger(__name__)
+
+_MOST_ATTEMPTS = 100  # images tried for one sample
 
 
 def build_dataset(dataset_opt: dict) -> Any:
@@ -57,6 +60,7 @@ def build_dataloader(
     seed: int | None = None,
     start: int | None = None,
     start_iter: int = 0,
+    bad_images: BadImages | None = None,
 ) -> DataLoader:
     """The loader of a dataset, by its phase.
 
@@ -74,6 +78,8 @@ def build_dataloader(
         start: If given, the loader never ends: batches follow each other across epochs, beginning
             after so many samples (counted over all ranks).
         start_iter: And after so many batches, for ``progressive``.
+        bad_images: In training, whether others are taken for images that cannot be used; default:
+            they end the run.
     """
     phase = dataset_opt['phase']
     if phase not in ('train', 'val', 'test'):
@@ -86,7 +92,7 @@ def build_dataloader(
         'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
     }
     if phase == 'train':
-        seed = seed or 0
+        seed, bad_images = seed or 0, bad_images or BadImages()
         workers *= gpus_per_process(num_gpu, dist)
         batch_size = dataset_opt['batch_size_per_gpu'] * gpus_per_process(num_gpu, dist)
         schedule = None
@@ -95,11 +101,12 @@ def build_dataloader(
             schedule.check(dataset)
         if isinstance(dataset, IterableDataset):
             dataset = SampleStream(dataset, seed, batch_size, world_size, rank, start)
+            dataset.bad_images = bad_images
             options.update(batch_size=batch_size, drop_last=True)
         else:
             ranks = world_size, rank
             options |= _batching(dataset, sampler, seed, batch_size, *ranks, start, schedule)
-            dataset = SeededDataset(dataset, seed)
+            dataset = SeededDataset(dataset, seed, sampler, bad_images)
         if dataset_opt.get('collate_fn') is not None:
             name = dataset_opt['collate_fn']
             options['collate_fn'] = import_name(name, 'datasets.train.collate_fn')
@@ -208,16 +215,53 @@ class SeededDataset(Dataset):
 
     Asked with (sample number, index, crop size), it has the dataset make crops of that size.
     Attributes of the dataset inside are reached through it.
+
+    Args:
+        dataset: Any dataset that is asked for its samples one by one.
+        seed: Of the samples' randomness.
+        sampler: What the indices are from.
+        bad_images: Whether others are taken for images that cannot be used; default: they are not.
     """
 
-    def __init__(self, dataset: Dataset, seed: int):
+    def __init__(
+        self,
+        dataset: Dataset,
+        seed: int,
+        sampler: Sampler | None = None,
+        bad_images: BadImages | None = None,
+    ):
         self.dataset = dataset
         self.seed = seed
+        self.sampler = sampler
+        self.bad_images = bad_images or BadImages()
 
     def __getitem__(self, sample: tuple[int, ...]) -> Any:
         number, index, *gt_size = sample
         if gt_size:
             self.dataset.set_gt_size(*gt_size)  # pyright: ignore[reportAttributeAccessIssue] (checked)
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return self._read(number, index)
+            except Exception as error:
+                if not self.bad_images.passes_over(error, number):
+                    raise
+            index = self._another(number, attempt)
+        raise ValueError(
+            f'sample {number}: its image and {_MOST_ATTEMPTS - 1} others cannot be used, see '
+            f'{self.bad_images.file}.'
+        )
+
+    def _another(self, number: int, attempt: int) -> int:
+        """An index to take in place of that of a sample: as such always the same.
+
+        It is the one of a following sample, so that what the sampler leaves out stays out; where
+        that is not known beforehand, one of the whole set.
+        """
+        if hasattr(self.sampler, 'stream'):
+            return next(self.sampler.stream(number + attempt, 1))  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return mix(self.seed, number, attempt) % len(self)
+
+    def _read(self, number: int, index: int) -> Any:
         if torch.utils.data.get_worker_info() is not None:
             seed_cpu(self.seed, number)
             return self.dataset[index]

@@ -18,6 +18,7 @@ from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
 from basicsr.utils.text import some
 
+from .bad_images import image_error
 from .image_cache import open_cache
 from .shared import Pair, SharedFlag
 from .transforms import UPRIGHT, mod_crop, normalize, turn, turned_planes
@@ -273,7 +274,7 @@ def decode_image(
     try:
         img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color')
     except ValueError as error:
-        raise ValueError(f'cannot read {path}: {error}') from error
+        raise image_error(path, f'cannot read {path}: {error}') from error
     return img if img.ndim == 3 else img[..., None]
 
 

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
+from .bad_images import image_error
 from .data_util import (
     ImageReader,
     check_distinct_names,
@@ -66,10 +67,11 @@ class PairedImages:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
                 # Said now, when the image is first seen, not in a later stage, after days.
-                raise ValueError(
+                raise image_error(
+                    pair['gt_path'],
                     f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
                     f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
-                    'Lower gt_size, pad the image (pad_small) or remove it.'
+                    'Lower gt_size, pad the image (pad_small) or remove it.',
                 )
             gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
             orientation = draw_orientation(self.use_hflip, self.use_rot)
@@ -104,9 +106,10 @@ class PairedImages:
         hint = f'cut or resize one of them to GT {lq_h * self.scale}x{lq_w * self.scale}'
         if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
             hint = f'scale: {gt_h // lq_h} would fit'
-        raise ValueError(
+        raise image_error(
+            pair['gt_path'],
             f'GT {pair["gt_path"]} ({gt_h}x{gt_w}, height x width) is not {self.scale} times LQ '
-            f'{pair["lq_path"]} ({lq_h}x{lq_w}): {hint}.'
+            f'{pair["lq_path"]} ({lq_h}x{lq_w}): {hint}.',
         )
 
 

@@ -10,6 +10,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from basicsr.utils.rng import seed_cpu, seeded
 
+from .bad_images import BadImages
+
 
 class SampleStream(IterableDataset):
     """One rank's and one worker's share of the items of a dataset, read again and again.
@@ -21,6 +23,8 @@ class SampleStream(IterableDataset):
     and before it is called.
 
     Attributes of the dataset inside are reached through it.
+
+    Where an item that is called cannot be used, ``bad_images`` may let a sample take the next one.
 
     Args:
         dataset: Must give the same items, in the same order, in every process. If it has
@@ -48,9 +52,11 @@ class SampleStream(IterableDataset):
         self.num_replicas = num_replicas
         self.rank = rank
         self.start = start
+        self.bad_images = BadImages()
 
     def __iter__(self) -> Iterator[Any]:
         number, first_epoch = self._skip()
+        due: list[int] = []  # samples that wait for an item that can be used
         for epoch in itertools.count(first_epoch):
             if hasattr(self.dataset, 'set_epoch'):
                 self.dataset.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
@@ -64,15 +70,27 @@ class SampleStream(IterableDataset):
                     except StopIteration:
                         break
                 if self._keeps(number):
-                    if callable(item):
-                        with self._randomness(number):  # reading it may have drawn numbers
-                            item = item()
-                    yield item
+                    due.append(number)
+                while due:
+                    try:
+                        made = self._make(item, due[0])
+                    except Exception as error:
+                        if not self.bad_images.passes_over(error, number):
+                            raise
+                        break
+                    del due[0]
+                    yield made
                 number += 1
             if number == first:
                 raise ValueError('the training set is empty: its iterator gives nothing.')
             if self.start is None:
                 return
+
+    def _make(self, item: Any, number: int) -> Any:
+        if not callable(item):
+            return item
+        with self._randomness(number):  # reading it may have drawn numbers
+            return item()
 
     def _skip(self) -> tuple[int, int]:
         """Let the dataset skip what is seen, if it can; the sample and the epoch to go on with."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from basicsr.utils.img_util import cv2
 
+from .bad_images import image_error
+
 Image = np.ndarray | Tensor
 
 UPRIGHT = (False, False, False)
@@ -55,10 +57,11 @@ def paired_random_crop(
             f'GT {gt_h}x{gt_w} (height x width) is not {scale} times LQ {lq_h}x{lq_w}: {gt_path}.'
         )
     if lq_h < lq_patch or lq_w < lq_patch:
-        raise ValueError(
+        raise image_error(
+            str(gt_path),
             f'GT {gt_h}x{gt_w} (height x width) is smaller than gt_size {gt_patch_size}, or LQ '
             f'{lq_h}x{lq_w} than {lq_patch}: {gt_path}. Lower gt_size, pad the image (pad_small) '
-            'or remove it.'
+            'or remove it.',
         )
     top = random.randint(0, lq_h - lq_patch)
     left = random.randint(0, lq_w - lq_patch)

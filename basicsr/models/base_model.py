@@ -201,6 +201,15 @@ class BaseModel:
             return net.module
         return net
 
+    def trained_networks(self) -> dict[str, nn.Module]:
+        """The networks and their averages by the names of the attributes, without wrappers."""
+        nets = {
+            name: self.get_bare_model(net)
+            for name, net in vars(self).items()
+            if name.startswith('net_') and isinstance(net, nn.Module)
+        }
+        return nets | ({'swa': self.swa.network} if self.swa is not None else {})
+
     def autocast(self) -> torch.autocast:
         """The context in which a step computes networks and losses: ``train.amp``."""
         return self.precision.autocast()
@@ -273,10 +282,9 @@ class BaseModel:
             return loss
 
         if isinstance(optimizer, torch.optim.LBFGS):
-            self.precision.step_of_several(optimizer, gradients_and_loss)
+            self.precision.step_of_several(optimizer, label, gradients_and_loss)
             return {}
-        gradients()
-        return self.precision.step(optimizer, label)
+        return self.precision.step(optimizer, label, gradients())
 
     def parts(self, net: nn.Module, *more: str) -> Iterator[float]:
         """The batch in ``train.accumulate`` parts, to add up the gradients of ``net``.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .nonfinite import NumberWatch, gradient_norm, whole
+
 logger = logging.getLogger(__name__)
 
 _DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -24,6 +26,8 @@ class Precision:
 
     Attributes:
         amp: 'bf16', 'fp16', or None for float32.
+        watch: Notes losses and gradients that are not finite, but for those of fp16: its scaler
+            leaves out such steps anyway.
     """
 
     def __init__(self, train_opt: Mapping[str, Any], device: torch.device):
@@ -31,6 +35,7 @@ class Precision:
         self.device = device
         self.clip_norm = train_opt.get('clip_grad_norm')
         self.clip_value = train_opt.get('clip_grad_value')
+        self.watch = NumberWatch(train_opt.get('on_nonfinite', 'stop'))
         self._scalers: dict[str, torch.amp.GradScaler] = {}
 
     def autocast(self) -> torch.autocast:
@@ -42,8 +47,13 @@ class Precision:
         """Add the gradients of a loss of the network ``label`` ('g' or 'd')."""
         self._scaler(label).scale(loss).backward()
 
-    def step(self, optimizer: Optimizer, label: str) -> dict[str, Tensor]:
+    def step(
+        self, optimizer: Optimizer, label: str, loss: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Clip the gradients and make the step, unless they overflowed.
+
+        Args:
+            loss: What the gradients are of, to be watched.
 
         Returns:
             ``grad_norm_<label>``, before clipping, if gradients are clipped by their norm.
@@ -53,16 +63,23 @@ class Precision:
         if self.clip_norm is not None or self.clip_value is not None:
             scaler.unscale_(optimizer)
         if self.clip_norm is not None:
-            norm: Any = nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-            is_shared = hasattr(norm, 'full_tensor')  # of a sharded network
-            norms[f'grad_norm_{label}'] = norm.full_tensor() if is_shared else norm
+            norms[f'grad_norm_{label}'] = whole(
+                nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            )
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
-        scaler.step(optimizer)
-        scaler.update()
+        if scaler.is_enabled():
+            scaler.step(optimizer)
+            scaler.update()
+            return norms
+        norm = norms.get(f'grad_norm_{label}')
+        found = self.watch.note(label, loss, gradient_norm(optimizer) if norm is None else norm)
+        self.watch.step(optimizer, found)
         return norms
 
-    def step_of_several(self, optimizer: Optimizer, gradients: Callable[[], Tensor]) -> None:
+    def step_of_several(
+        self, optimizer: Optimizer, label: str, gradients: Callable[[], Tensor]
+    ) -> None:
         """Make a step of an optimizer that asks for loss and gradients several times (LBFGS)."""
         if self.amp == 'fp16' or self.clip_norm is not None or self.clip_value is not None:
             raise ValueError(
@@ -70,7 +87,8 @@ class Precision:
                 'with train.amp: fp16, which scales them, nor with train.clip_grad_norm or '
                 'clip_grad_value. Leave these out, or take bf16.'
             )
-        optimizer.step(gradients)  # pyright: ignore (a tensor will do)
+        loss: Any = optimizer.step(gradients)  # pyright: ignore (a tensor will do)
+        self.watch.note(label, loss, gradient_norm(optimizer))
 
     def check(self) -> None:
         """Go on in bf16 if fp16 overflows again and again; waits for the device."""
@@ -84,7 +102,10 @@ class Precision:
 
     def state_dict(self) -> dict[str, Any]:
         scalers = {label: scaler.state_dict() for label, scaler in self._scalers.items()}
-        return {'amp': self.amp, 'scalers': scalers}
+        state = {'amp': self.amp, 'scalers': scalers}
+        if self.watch.policy == 'skip':
+            state['watch'] = self.watch.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state['amp'] != self.amp:
@@ -97,6 +118,8 @@ class Precision:
         self.amp = state['amp']
         for label, scale in state['scalers'].items():
             self._scaler(label).load_state_dict(scale)
+        if 'watch' in state:
+            self.watch.load_state_dict(state['watch'])
 
     def _scaler(self, label: str) -> torch.amp.GradScaler:
         if label not in self._scalers:

@@ -152,7 +152,8 @@ class BlindDegradation(BaseModel):
         if 'lq' not in data:
             data = self._degrade(data)
         super().feed_data(data)
-        if 'recipe' not in data:  # no training batch, or one of pairs
+        self.recipes = data.get('recipe')
+        if self.recipes is None:  # no training batch, or one of pairs
             return
         if self.opt.get('log_recipes'):
             self._log_recipes(data)

@@ -160,6 +160,7 @@ class SRModel(BaseModel):
         names = [n for n in ('amp', 'clip_grad_norm', 'clip_grad_value') if train_opt.get(n)]
         names += ['channels_last: auto'] if self.channels_last is None else []
         names += ['accumulate'] if self.accumulate > 1 else []
+        names += ['on_nonfinite: skip'] if self.precision.watch.policy == 'skip' else []
         if names and not type(self).optimize_parameters.__module__.startswith('basicsr.'):
             logger.warning(
                 '%s has an optimize_parameters of its own: train.%s have no effect unless it calls '

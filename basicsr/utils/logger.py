@@ -57,7 +57,8 @@ def get_root_logger(
     if not any(isinstance(handler, _ConsoleHandler) for handler in root.handlers):
         _add_handler(root, _ConsoleHandler())
         _add_handler(root, _EarlyLines())
-    if log_file is not None and rank == 0:
+    open_files = [h.baseFilename for h in root.handlers if isinstance(h, logging.FileHandler)]
+    if log_file is not None and rank == 0 and str(Path(log_file).absolute()) not in open_files:
         early = [line for h in root.handlers if isinstance(h, _EarlyLines) for line in h.lines]
         Path(log_file).write_text(''.join(early), encoding='utf-8')
         for handler in root.handlers[:]:
@@ -166,12 +167,7 @@ class MessageLogger:
         broken = [name for name, value in scalars.items() if not math.isfinite(value)]
         if broken and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                '%s is not finite at iteration %d: the weights are most likely lost. Go on from an '
-                'earlier state with a lower learning rate.',
-                ', '.join(broken),
-                current_iter,
-            )
+            logger.warning('%s is not finite at iteration %d.', ', '.join(broken), current_iter)
 
         if self.tb_logger is None:
             return

@@ -129,6 +129,9 @@ class TrainDatasetOptions(DatasetOptions):
         'GPU ahead; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
     cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
+    on_error: Literal['raise', 'skip'] = Field(
+        'raise', description='an image that cannot be used ends the run, or another is taken'
+    )
     uint8_batch: bool = Field(
         False, description='8-bit images become floats on the device, not in the loader processes'
     )
@@ -274,6 +277,11 @@ class TrainOptions(Section):
     accumulate: int = Field(1, ge=1, description='parts that a batch is computed in')
     clip_grad_norm: float | None = Field(None, gt=0, description='largest norm of the gradient')
     clip_grad_value: float | None = Field(None, gt=0, description='largest value in the gradient')
+    on_nonfinite: Literal['stop', 'skip', 'rollback'] = Field(
+        'stop',
+        description='where a loss or gradient is not finite: end the run, leave out the step, or '
+        'go back to the last checkpoint and on with later samples',
+    )
     scale_lr: ScaleOptions | None = Field(
         None, description='multiply learning rates by the batch of all ranks over this one'
     )
@@ -365,6 +373,14 @@ class TrainingOptions(Options):
         length = sum(stage.iters or 0 for stage in stages)
         if stages and stages[-1].iters and length < total_iter:
             yield path, f'ends after {length} of {total_iter} iterations: leave out the last iters'
+
+        if self.train.on_nonfinite == 'skip':
+            where, others = ('train', 'on_nonfinite'), self.train.model_extra or {}
+            if self.train.sharding:
+                yield where, 'skip does not go with train.sharding: take rollback or stop'
+            for name in ('optim_g', 'optim_d'):
+                if isinstance(others.get(name), dict) and others[name].get('type') == 'LBFGS':
+                    yield where, f'skip cannot undo the steps of LBFGS ({name}): take rollback'
 
         mixing = self.train.mixing
         total = sum(mix.prob for mix in (mixing.mixup, mixing.cutmix) if mix) if mixing else 0

@@ -6,6 +6,7 @@ from blind import adversarial
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from basicsr.models import build_model
+from basicsr.models.incidents import Guard
 
 MODELS = {
     'SRModel': {},
@@ -48,6 +49,7 @@ def steps(opt, device='cpu'):
 
     def step(current_iter):
         model.update_learning_rate(current_iter, 4)
+        model.precision.watch.begin(model.trained_networks().values())
         model.feed_data(batch)
         model.optimize_parameters(current_iter)
 
@@ -62,9 +64,12 @@ def options_of(kind, train_opt):
     return adversarial(train_opt()) if kind == 'SRGANModel' else train_opt(**MODELS[kind])
 
 
+@pytest.mark.parametrize('policy', ['stop', 'skip', 'rollback'])
 @pytest.mark.parametrize('kind', [*MODELS, 'SRGANModel'])
-def test_a_step_reads_no_number(train_opt, kind):
-    _, step = steps(options_of(kind, train_opt))
+def test_a_step_reads_no_number(train_opt, kind, policy):
+    opt = options_of(kind, train_opt)
+    opt['train']['on_nonfinite'] = policy
+    _, step = steps(opt)
     with ReadsNumbers() as mode:
         step(3)
     assert mode.found == []
@@ -79,11 +84,19 @@ def test_reading_a_number_is_noticed():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='only a GPU works while the host goes on')
+@pytest.mark.parametrize('policy', ['stop', 'skip', 'rollback'])
 @pytest.mark.parametrize('kind', [*MODELS, 'SRGANModel', 'fp16'])
-def test_a_step_on_a_gpu_waits_for_nothing(train_opt, kind):
-    _, step = steps(options_of(kind, train_opt) | {'num_gpu': 1}, 'cuda')
+def test_a_step_on_a_gpu_waits_for_nothing(train_opt, kind, policy, tmp_path):
+    """Nor does looking at the numbers of the iteration before."""
+    opt = options_of(kind, train_opt) | {'num_gpu': 1}
+    opt['train']['on_nonfinite'] = policy
+    opt['path']['experiments_root'] = str(tmp_path)
+    model, step = steps(opt, 'cuda')
+    guard = Guard(model, None)
+    guard.note(2, {})
     torch.cuda.set_sync_debug_mode('error')
     try:
         step(3)
+        guard.note(3, {})
     finally:
         torch.cuda.set_sync_debug_mode('default')

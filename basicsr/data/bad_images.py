@@ -1,0 +1,103 @@
+"""Training on while some images cannot be used: ``datasets.train.on_error``."""
+
+import errno
+import json
+import logging
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+from filelock import FileLock
+
+from basicsr.utils.img_util import cv2
+from basicsr.utils.logger import read_rows
+
+logger = logging.getLogger(__name__)
+
+# More bad images than this, and than a tenth of those seen so far, mean that the set is wrong.
+_FEW, _SHARE = 10, 0.1
+_BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
+# Of these the image is not the cause, and the next one would meet the same.
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+
+
+def image_error(path: str, message: str) -> ValueError:
+    """The error of an image, or a pair, that cannot be used; ``filename`` tells as for OSError."""
+    error = ValueError(message)
+    error.filename = path  # pyright: ignore[reportAttributeAccessIssue] (ValueError has a dict)
+    return error
+
+
+def is_bad_data(error: Exception) -> bool:
+    """Whether an error of a dataset says that a file is damaged, and not that its code is."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return False
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return False
+    lmdb = sys.modules.get('lmdb')
+    return isinstance(error, (*_BAD_DATA, *([lmdb.Error] if lmdb else [])))
+
+
+class BadImages:
+    """The images of a training set that could not be used, each written down once.
+
+    Processes share the file; what is in it stays known when a run is resumed.
+
+    Args:
+        file: JSON lines of ``path``, ``reason`` and ``sample``, the number of the sample for which
+            an image was first met; None: no image is passed over.
+        length: Images of the set; None if that is not known.
+    """
+
+    def __init__(self, file: Path | None = None, length: int | None = None):
+        self.file = file
+        self.length = length
+        self._known: set[str] = set()
+        self._told = 0
+
+    def passes_over(self, error: Exception, number: int) -> bool:
+        """Whether another image may be taken after an error with the one of a sample.
+
+        Raises:
+            ValueError: There are too many.
+        """
+        if self.file is None or not is_bad_data(error):
+            return False
+        reason = str(error) or type(error).__name__
+        path = str(getattr(error, 'filename', None) or '')
+        key = path or reason
+        if key in self._known:
+            return True
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.file.with_name(f'.{self.file.name}.lock')):
+            self._read(self.file)
+            if key not in self._known:
+                row = {'path': path, 'reason': reason, 'sample': number}
+                with self.file.open('a', encoding='utf-8') as file:
+                    file.write(json.dumps(row) + '\n')
+                self._known.add(key)
+        seen = min(number + 1, self.length or number + 1)
+        if len(self._known) > max(_FEW, _SHARE * seen):
+            raise ValueError(
+                f'{len(self._known)} of the first {seen} images cannot be used, which is too many '
+                f'for datasets.train.on_error: skip. They are listed in {self.file}; the last one: '
+                f'{reason}'
+            )
+        return True
+
+    def report(self) -> None:
+        """Say how many there are, whenever their number has doubled."""
+        if self.file is None:
+            return
+        self._read(self.file)
+        if len(self._known) >= max(2 * self._told, 1):
+            self._told = len(self._known)
+            logger.warning(
+                '%d images cannot be used, and others are taken: see %s', self._told, self.file
+            )
+
+    def _read(self, file: Path) -> None:
+        """Take in what other processes have written."""
+        if file.exists():
+            self._known |= {row['path'] or row['reason'] for row in read_rows(file)}

@@ -1,0 +1,277 @@
+"""What happens when the numbers of a training go wrong: ``train.on_nonfinite``.
+
+Going back to a checkpoint and on with later samples is what was done against spikes of the loss by
+Aakanksha Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022),
+https://arxiv.org/abs/2204.02311, sec. 5.1.
+"""
+
+import gc
+import logging
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from basicsr.utils.checkpoint import copy_to_cpu, save_checkpoint
+from basicsr.utils.dist_util import barrier, from_master, get_dist_info
+from basicsr.utils.logger import get_env_info
+
+logger = logging.getLogger(__name__)
+
+MOST_FILES = 20  # incidents that a rank keeps in a run
+MOST_IN_A_ROW = 10  # iterations of which a step is left out
+MOST_ROLLBACKS = 3  # to one checkpoint
+# A logged loss so many times the median of the last ones, of which there must be enough, is told.
+_SPIKE, _LAST, _ENOUGH = 10, 100, 20
+_TEXTS = ('lq_path', 'gt_path', 'recipe')
+
+
+class RollBack(Exception):
+    """Asks for a training from the last checkpoint on, with samples from a number on."""
+
+    def __init__(self, checkpoint: str, samples: int):
+        super().__init__(checkpoint, samples)
+        self.checkpoint = checkpoint
+        self.samples = samples
+
+
+@dataclass
+class _Iteration:
+    """All that an incident's file would need; tensors are where they are."""
+
+    number: int
+    samples_seen: int
+    about: dict[str, Any]
+    batch: dict[str, Tensor]
+    losses: Mapping[str, Any]
+    found: dict[str, Tensor]
+    copied: Any  # a CUDA event, or None
+
+
+class Guard:
+    """Looks after each iteration at the numbers of the one before, which the device has ready.
+
+    Every rank has one, and they agree.
+
+    Args:
+        model: The model that is trained.
+        writer: Of the run's scalars, closed before a rollback.
+    """
+
+    def __init__(self, model: Any, writer: Any):
+        self.model = model
+        self.writer = writer
+        self.watch = model.precision.watch
+        self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
+        self._pending: deque[_Iteration] = deque()
+        self._logged: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
+
+    def note(self, current_iter: int, data: Mapping[str, Any]) -> None:
+        """Take down an iteration that has been made with a batch, and look at the one before.
+
+        Raises:
+            RollBack: With the policy 'rollback'.
+            FloatingPointError: With 'stop', or where another policy has been of no help.
+        """
+        model, found = self.model, self._found()
+        names = [name for name in model.batch_tensors if hasattr(model, name)]
+        about = {key: data[key] for key in _TEXTS if key in data}
+        about['recipe'] = getattr(model, 'recipes', about.get('recipe'))
+        copied = None
+        if model.device.type == 'cuda':
+            copied = torch.cuda.Event()
+            copied.record()
+        step = _Iteration(
+            current_iter,
+            model.samples_seen,
+            about,
+            {name: getattr(model, name) for name in names},
+            model.log_dict,
+            found,
+            copied,
+        )
+        self._pending.append(step)
+        self._look(keep=1)
+
+    def check(self) -> None:
+        """Look at all iterations and at the weights, before these are saved or scored."""
+        self._look(keep=0)
+        for name, net in self.model.trained_networks().items():
+            finite = [tensor.isfinite().all() for tensor in _numbers(net)]
+            if finite and _on_any_rank(torch.stack(finite).all().logical_not_()):
+                raise FloatingPointError(
+                    f'{name} has weights or statistics that are not finite, after iteration '
+                    f'{self.model.current_iter}: nothing is saved. {_advice(self.watch.policy)}'
+                )
+
+    def note_losses(self, current_iter: int, losses: Mapping[str, float]) -> None:
+        """Say which of the logged losses has jumped."""
+        for name, value in losses.items():
+            last = self._logged.setdefault(name, deque(maxlen=_LAST))
+            median = statistics.median(last) if len(last) >= _ENOUGH else 0.0
+            jumped = name.startswith('l_') and 0 < _SPIKE * median < value < math.inf
+            if jumped and name not in self._told:  # once, until it has come down
+                logger.warning(
+                    'Iteration %d: %s is %.3e, %.0f times the median of its last %d logged values.',
+                    *(current_iter, name, value, value / median, len(last)),
+                )
+            (self._told.add if jumped else self._told.discard)(name)
+            if math.isfinite(value):
+                last.append(value)
+
+    def _found(self) -> dict[str, Tensor]:
+        """What the steps of an iteration have noted, on its way to main memory."""
+        found = self.watch.take()
+        losses = [v.detach().float() for v in self.model.log_dict.values() if isinstance(v, Tensor)]
+        if not found and losses and self.model.precision.amp != 'fp16':  # a step of the user's own
+            bad = torch.stack([loss.isfinite().all() for loss in losses]).all().logical_not_()
+            found = {'': F.pad(_on_any_rank(bad).view(1), (0, 2))}
+        return {label: value.to('cpu', non_blocking=True) for label, value in found.items()}
+
+    def _look(self, keep: int) -> None:
+        while len(self._pending) > keep:
+            step = self._pending.popleft()
+            if step.copied is not None:
+                step.copied.synchronize()
+            if any(value[:2].any() for value in step.found.values()):
+                self._act(step)
+            else:
+                self.watch.in_a_row = 0
+
+    def _act(self, step: _Iteration) -> None:
+        means = {k: torch.as_tensor(v, dtype=torch.float32).mean() for k, v in step.losses.items()}
+        losses = {k: float(v) for k, v in means.items() if not k.startswith('grad_norm_')}
+        broken = [name for name, value in losses.items() if not math.isfinite(value)]
+        broken += [f'the gradient of {k}' for k, v in step.found.items() if k and v[1]]
+        # A rank whose own losses are finite keeps its batch only if that is so of all ranks.
+        is_own = any(not math.isfinite(value) for value in losses.values())
+        of_some = any(value[0] for value in step.found.values())
+        file = self._write(step, losses, broken) if is_own or not of_some else None
+        barrier()  # the first rank that ends has all others ended
+        what = (
+            f'Iteration {step.number}: not finite: {", ".join(broken) or "a loss of another rank"}'
+        )
+        kept = f' The batch is kept: basicsr replay {file or self.folder / "FILE"}'
+        if self.watch.policy == 'skip':
+            self.watch.skipped += 1
+            self.watch.in_a_row += 1
+            if self.watch.in_a_row >= MOST_IN_A_ROW:
+                raise FloatingPointError(
+                    f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
+                    f'(train.on_nonfinite: skip) is of no help. {_advice("stop")}{kept}'
+                )
+            if self.watch.skipped <= MOST_FILES or self.watch.skipped % 100 == 0:
+                logger.warning(
+                    '%s; its step is left out, the %s so far.%s',
+                    *(what, _ordinal(self.watch.skipped), kept),
+                )
+            return
+        if self.watch.policy == 'rollback':
+            self._roll_back(step, what, kept)
+        raise FloatingPointError(f'{what}. {_advice("stop")}{kept}')
+
+    def _roll_back(self, step: _Iteration, what: str, kept: str) -> None:
+        if self.model.saver is not None:
+            self.model.saver.close()
+        path = self.model.opt['path']
+        states = [s for s in Path(path['training_states']).glob('*.state') if s.stem.isdigit()]
+        newest = max(states, key=lambda state: int(state.stem), default=path['resume_state'])
+        newest = from_master(str(newest or ''))
+        if not newest:
+            raise FloatingPointError(
+                f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
+                f'rollback): lower logger.save_checkpoint_freq. {_advice("stop")}{kept}'
+            )
+        self.writer.close()
+        logger.warning('%s.%s', what, kept)
+        raise RollBack(newest, step.samples_seen)
+
+    def _write(self, step: _Iteration, losses: dict[str, float], broken: list[str]) -> Path | None:
+        """Keep the batch of an iteration in a file, unless there are enough of them."""
+        rank, world_size = get_dist_info()
+        count = len(next(iter(step.batch.values()), ()))
+        first = step.samples_seen - count * world_size + rank
+        file = self.folder / f'{step.number}_{rank}_{first}.pt'
+        others = [f for f in self.folder.glob(f'*_{rank}_*.pt') if f != file]
+        if len(others) >= MOST_FILES:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            'iter': step.number,
+            'rank': rank,
+            'manual_seed': self.model.opt['manual_seed'],
+            'amp': self.model.precision.amp,
+            'samples': list(range(first, step.samples_seen, world_size)),
+            **step.about,
+            'batch': step.batch,
+            'losses': losses,
+            'not_finite': broken,
+            'grad_norm': {label: float(value[2]) for label, value in step.found.items() if label},
+            'versions': get_env_info(),
+        }
+        save_checkpoint(copy_to_cpu(content), file)
+        return file
+
+
+def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None:
+    """Train, and whenever the guard asks for it, again from the last checkpoint on.
+
+    Args:
+        train: Called with the options, and the number of the sample to go on with, or None for the
+            one of the checkpoint.
+        opt: The complete options.
+    """
+    counts: Counter[str] = Counter()
+    own, samples = deepcopy(opt), None
+    while True:
+        try:
+            return train(own, samples)
+        except RollBack as back:
+            checkpoint, samples = back.checkpoint, back.samples
+        counts[checkpoint] += 1
+        if counts[checkpoint] > MOST_ROLLBACKS:
+            raise FloatingPointError(
+                f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. {_advice("stop")}'
+            )
+        logger.warning(
+            'Back to %s, and on with sample %d (train.on_nonfinite: rollback, the %s of %d).',
+            *(checkpoint, samples, _ordinal(counts[checkpoint]), MOST_ROLLBACKS),
+        )
+        own = {**deepcopy(opt), 'auto_resume': True}
+        gc.collect()  # the model and the loader of before are gone
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _numbers(net: torch.nn.Module) -> list[Any]:
+    """Its parameters and buffers that may be something else than finite, this rank's part."""
+    tensors: list[Any] = [*net.parameters(), *net.buffers()]
+    return [getattr(t, 'to_local', t.detach)() for t in tensors if t.is_floating_point()]
+
+
+def _on_any_rank(flag: Tensor) -> Tensor:
+    """1 if a flag is true on any rank, else 0."""
+    flag = flag.float()
+    if get_dist_info()[1] > 1:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return flag
+
+
+def _advice(policy: str) -> str:
+    others = ', or set train.on_nonfinite to skip or rollback' if policy == 'stop' else ''
+    return f'Go on from the last checkpoint (--auto_resume) with a lower learning rate{others}.'
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: 'st', 2: 'nd', 3: 'rd'}
+    return f'{number}{"th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")}'

@@ -1,0 +1,104 @@
+"""Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from basicsr.models import build_model
+from basicsr.utils.checkpoint import load_checkpoint
+from basicsr.utils.misc import check_resume
+from basicsr.utils.options import parse_options
+from basicsr.utils.rng import seed_all
+
+_NAMED = 5  # layers and parameters of each kind
+# Of a step: what makes no other numbers, or would hide where these come from.
+_LEFT_OUT = ('compile', 'checkpoint_activations', 'sharding', 'clip_grad_norm', 'clip_grad_value')
+
+
+def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
+    """Make the step of an incident, and say in lines which numbers are not finite.
+
+    Args:
+        incident: File in ``experiments/NAME/incidents``; the option file is the one of that folder.
+        weights: Of ``net_g``; default: the last checkpoint before the incident, else those that the
+            run began with.
+        root_path: Parent of ``experiments/``.
+    """
+    content = load_checkpoint(incident)
+    if not isinstance(content, dict) or 'not_finite' not in content:
+        raise ValueError(f'{incident} is not a file of {Path("experiments/NAME/incidents")}.')
+    folder = Path(incident).resolve().parents[1]
+    model, begin = _build(folder, content, weights, root_path)
+    for name, value in content['batch'].items():
+        setattr(model, name, value.to(model.device))
+    if hasattr(model, 'gt') and 'gt' not in content['batch']:
+        del model.gt
+    lines = [
+        f'iteration {content["iter"]}, rank {content["rank"]}, samples {content["samples"]}',
+        f'then not finite: {", ".join(content["not_finite"])}; now with {begin}:',
+    ]
+    lines += [_counted(name, value) for name, value in content['batch'].items()]
+    networks = {k: net for k, net in model.trained_networks().items() if k in ('net_g', 'net_d')}
+    layers: list[str] = []
+    for name, net in networks.items():
+        _watch_layers(name, net, layers)
+    seed_all(content['manual_seed'], content['rank'], content['iter'])
+    model.optimize_parameters(content['iter'])
+    lines += [f'{name}: {value:.4e}' for name, value in model.get_current_log().items()]
+    lines += _first('layers whose output is not finite', layers)
+    for name, net in networks.items():
+        # The backward pass comes to the last layers first.
+        reached = reversed([(n, p.grad) for n, p in net.named_parameters() if p.grad is not None])
+        bad = [f'{name}.{n}' for n, gradient in reached if not gradient.isfinite().all()]
+        lines += _first('parameters whose gradient is not finite, from the last one on', bad)
+    return lines
+
+
+def _build(folder: Path, content: dict, weights: str | None, root: Path) -> tuple[Any, str]:
+    """The model of a run as it was before an incident, and what its weights are called."""
+    files = sorted(folder.glob('*.yml'), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise FileNotFoundError(f'no copy of the option file in {folder}.')
+    sys.argv = ['basicsr replay', '-opt', str(files[-1])]
+    opt, _ = parse_options(root, is_train=True)
+    opt['manual_seed'] = content['manual_seed']
+    opt['train'].update(dict.fromkeys(_LEFT_OUT), amp=content['amp'], on_nonfinite='stop')
+    saved = [file.stem.rpartition('_')[2] for file in (folder / 'models').glob('net_g_*.pth')]
+    earlier = [int(label) for label in saved if label.isdigit() and int(label) < content['iter']]
+    begin = 'the weights that the run began with'
+    if weights is None and earlier:
+        opt['path']['resume_state'] = str(folder / 'training_states' / f'{max(earlier)}.state')
+        check_resume(opt, max(earlier))
+        begin = f'the weights of iteration {max(earlier)}'
+    elif weights is not None:
+        opt['path']['pretrain_network_g'] = begin = weights
+    return build_model(opt), begin
+
+
+def _watch_layers(label: str, net: nn.Module, found: list[str]) -> None:
+    """Note in ``found``, in the order of the forward pass, layers whose output is not finite."""
+
+    def look(name: str, layer: nn.Module, output: Any) -> None:
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, Tensor) and not tensor.isfinite().all():
+                found.append(f'{name} ({type(layer).__name__})')
+                return
+
+    for name, layer in net.named_modules():
+        if not list(layer.children()):
+            full = f'{label}.{name}'
+            layer.register_forward_hook(lambda layer, _, out, n=full: look(n, layer, out))
+
+
+def _counted(name: str, value: Tensor) -> str:
+    bad = value.numel() - int(value.isfinite().sum())
+    return f'{name}: {bad} of {value.numel()} values are not finite'
+
+
+def _first(what: str, names: Iterable[str]) -> list[str]:
+    names = list(dict.fromkeys(names))
+    more = ', …' if len(names) > _NAMED else ''
+    return [f'{len(names)} {what}: {", ".join(names[:_NAMED])}{more}'] if names else []
