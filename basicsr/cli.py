@@ -21,6 +21,7 @@ commands:
            prove that a training which is killed goes on exactly
   average  make networks of the averages that train.posthoc_ema has stored
   replay   make the step of a batch whose loss or gradient was not finite again
+  convert  write a .pth file of networks as .safetensors, or the other way round
   cache    list the caches of decoded images; `basicsr cache clear` removes them
 
 basicsr COMMAND --help lists the flags."""
@@ -37,6 +38,9 @@ def main() -> None:
         return
     if command == 'replay':
         replay_incident(sys.argv[2:])
+        return
+    if command == 'convert':
+        convert_checkpoint(sys.argv[2:])
         return
     if command == 'cache':
         manage_caches(sys.argv[2:])
@@ -106,6 +110,23 @@ def replay_incident(arguments: list[str]) -> None:
     run(write, Path.cwd())
 
 
+def convert_checkpoint(arguments: list[str]) -> None:
+    """``basicsr convert net_g_latest.pth net_g.safetensors [--key params_ema]``."""
+    parser = argparse.ArgumentParser(prog='basicsr convert', description=convert_checkpoint.__doc__)
+    parser.add_argument('source', help='file to read')
+    parser.add_argument('target', help='file to write; its ending, .pth or .safetensors, counts')
+    parser.add_argument('--key', help='write the state dict of this key alone, and bare')
+    args = parser.parse_args(arguments)
+
+    def convert(_: Path) -> None:
+        from basicsr.utils.checkpoint import convert
+
+        convert(args.source, args.target, args.key)
+        sys.stdout.write(f'{args.target}: written from {args.source}\n')
+
+    run(convert, Path.cwd())
+
+
 def manage_caches(arguments: list[str]) -> None:
     """``basicsr cache [list|clear] [--folder FOLDER]``."""
     parser = argparse.ArgumentParser(prog='basicsr cache', description=manage_caches.__doc__)
@@ -152,7 +173,7 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
         logger.error('Interrupted. A training run goes on from its last state with --auto_resume.')
         return 130
     except SystemExit as stop:  # a training that was asked to stop
-        status = stop.code
+        status = int(stop.code or 0)
     except Exception as error:
         message, (rank, world_size) = _message_for_users(error), get_dist_info()
         status = 2 if isinstance(error, OptionError) else 1

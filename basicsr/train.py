@@ -28,11 +28,12 @@ from basicsr.models import build_model
 from basicsr.models.incidents import Guard, with_rollbacks
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
-from basicsr.utils.agreement import check_file_of_all, check_same_data, warn_of_other_programs
+from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.bottleneck import DataWait
-from basicsr.utils.checkpoint import BackgroundSaver, load_checkpoint
+from basicsr.utils.checkpoint import BackgroundSaver
+from basicsr.utils.checkpoint_series import choose_state
 from basicsr.utils.cores import ranks_on_cores, report_cores
-from basicsr.utils.dist_util import barrier, from_master
+from basicsr.utils.dist_util import barrier
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
     AvgTimer,
@@ -118,6 +119,7 @@ def train(
             if current_iter == total_iter:
                 validate_swa(model, val_loader, current_iter, writer)
             model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
+        model.save_best(current_iter)
 
     def save(epoch: int, current_iter: int) -> None:
         note('saving')
@@ -230,29 +232,17 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
 def load_resume_state(opt: dict) -> dict | None:
     """The training state to go on from, if any; networks are then loaded from beside it.
 
-    ``--auto_resume`` takes the newest state of this experiment, as does a run that torchrun has
-    started again; else ``path.resume_state`` counts.
+    ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
+    has started again; else ``path.resume_state`` counts.
     """
     logger, path = get_root_logger(), opt['path']
-    restarted = was_begun_by_launcher(path['experiments_root'])
-    if opt['auto_resume'] or restarted:
-        cause = '--auto_resume' if opt['auto_resume'] else 'Started again by torchrun'
-        folder = Path(path['training_states'])
-        states = [s for s in folder.glob('*.state') if s.stem.isdigit()] if folder.is_dir() else []
-        newest = max(states, key=lambda state: int(state.stem), default=None)
-        newest = from_master(str(newest) if newest else None)
-        if newest:
-            path['resume_state'] = newest
-            logger.info('%s: going on from %s', cause, newest)
-        else:
-            start = path['resume_state'] or 'starting at iteration 0'
-            logger.info('%s: no state in %s; %s.', cause, folder, start)
-    if not path['resume_state']:
+    cause = '--auto_resume' if opt['auto_resume'] else None
+    if was_begun_by_launcher(path['experiments_root']):
+        cause = 'Started again by torchrun'
+    chosen = choose_state(opt, cause)
+    if chosen is None:
         return None
-    check_file_of_all(path['resume_state'])
-    state = load_checkpoint(path['resume_state'])
-    if not isinstance(state, dict) or 'iter' not in state:
-        raise ValueError(f'{path["resume_state"]} is not a training state.')
+    path['resume_state'], state = chosen
     seed = state.get('manual_seed', opt['manual_seed'])
     if seed != opt['manual_seed']:
         logger.info('manual_seed goes on as %d of the training state.', seed)
@@ -262,7 +252,7 @@ def load_resume_state(opt: dict) -> dict | None:
             f'{path["resume_state"]} has {state["iter"]} iterations, more than train.total_iter '
             f'{opt["train"]["total_iter"]}: raise it to go on.'
         )
-    check_resume(opt, state['iter'])
+    check_resume(opt, state['iter'], state.get('files', ()))
     return state
 
 

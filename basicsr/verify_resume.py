@@ -119,8 +119,8 @@ def differences(one: Path, other: Path) -> Iterator[str]:
     for name in names[0]:
         if name not in names[1]:
             continue
-        read = read_rows if name.endswith('.jsonl') else load_checkpoint
-        yield from _different(*(read(folder / name) for folder in (one, other)), name)
+        read: Callable[[Path], Any] = read_rows if name.endswith('.jsonl') else load_checkpoint
+        yield from _different(read(one / name), read(other / name), name)
 
 
 def _different(a: Any, b: Any, path: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ TABLES = {
     'train.mixing.mixup, train.mixing.cutmix': options.MixOptions,
     'val': options.ValOptions,
     'logger': options.LoggerOptions,
+    'logger.keep_best': options.BestOptions,
     'logger.wandb': options.WandbOptions,
 }
 

@@ -19,12 +19,13 @@ from basicsr.utils.checkpoint import (
     BackgroundSaver,
     copy_to_cpu,
     load_checkpoint,
-    save_checkpoint,
     select_params,
     strip_wrapper_prefixes,
 )
+from basicsr.utils.checkpoint_series import CheckpointSeries
 from basicsr.utils.dist_util import from_master, get_dist_info, master_only
 from basicsr.utils.misc import folder_of_networks
+from basicsr.utils.safetensors_file import require_safetensors
 from basicsr.utils.text import some
 
 from .averaging import (
@@ -106,6 +107,15 @@ class BaseModel:
         self.mixing = BatchMixing(mixing, opt['manual_seed'], opt['rank']) if mixing else None
         self.sharding = build_sharding(opt, self.device)
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
+        self._begin_checkpoints(opt.get('logger') or {})
+
+    def _begin_checkpoints(self, options: Mapping[str, Any]) -> None:
+        models = self.opt['path'].get('models', '')  # a test writes none
+        self.checkpoints = CheckpointSeries(models, options.get('keep_last'))
+        self._network_suffix = f'.{options.get("checkpoint_format", "pth")}'
+        if self._network_suffix == '.safetensors':
+            require_safetensors()  # now, not at the first checkpoint
+        self._best = options.get('keep_best')
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
         """Take over a batch."""
@@ -430,17 +440,18 @@ class BaseModel:
         self,
         net: nn.Module | list[nn.Module],
         net_label: str,
-        current_iter: int,
+        current_iter: int | str,
         param_key: str | list[str] = 'params',
     ) -> None:
         """Write one or several networks into ``<net_label>_<iter or latest>.pth``.
 
-        Every rank has to call it, and rank 0 writes.
+        Every rank has to call it, and rank 0 writes. ``logger.checkpoint_format`` may choose
+        another format than ``pth``.
 
         Args:
             net: A network, or a list such as [net_g, net_g_ema].
             net_label: Such as 'net_g'.
-            current_iter: -1 stands for 'latest'.
+            current_iter: -1 stands for 'latest'; a text for itself.
             param_key: Key or keys of the file.
         """
         nets = net if isinstance(net, list) else [net]
@@ -452,7 +463,8 @@ class BaseModel:
             key: dict(self.get_bare_model(n).state_dict())
             for n, key in zip(nets, keys, strict=True)
         }
-        self._save(content, Path(self.opt['path']['models']) / f'{net_label}_{label}.pth')
+        name = f'{net_label}_{label}{self._network_suffix}'
+        self._save(content, Path(self.opt['path']['models']) / name)
 
     def _save(self, content: dict, path: Path) -> None:
         if self.sharding:
@@ -460,9 +472,9 @@ class BaseModel:
         if get_dist_info()[0] > 0:
             return
         if self.saver is not None:
-            self.saver.save(content, path)
+            self.saver.save(content, path, self.checkpoints.write)
         else:
-            save_checkpoint(copy_to_cpu(content), path)
+            self.checkpoints.write(copy_to_cpu(content), path)
 
     def load_network(
         self,
@@ -564,6 +576,22 @@ class BaseModel:
             file = snapshot_file(self.opt['path']['models'], current_iter)
             self._save(self.power_averages.state_dict(), file)
         self._save(state, Path(self.opt['path']['training_states']) / f'{current_iter}.state')
+
+    def save_best(self, current_iter: int) -> None:
+        """After the validation of an iteration: ``logger.keep_best``.
+
+        Every rank has to call it.
+        """
+        if self._best:
+            record = self.best_metric_results.get(self._best['dataset'], {})
+            best = record.get(self._best['metric'], {}).get('iter')
+            if from_master(best == current_iter):
+                with evaluation_weights(self.optimizers):
+                    self.save_generator('best')
+
+    def save_generator(self, label: int | str) -> None:
+        """Write ``net_g_<label>``."""
+        raise NotImplementedError(f'{type(self).__name__} defines no save_generator.')
 
     def extra_state(self) -> dict[str, Any]:
         """What else a training state has to hold: tensors and plain values.

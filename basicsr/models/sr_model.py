@@ -517,13 +517,17 @@ class SRModel(BaseModel):
         tb_logger.flush()
 
     def save(self, epoch: int, current_iter: int) -> None:
+        self.save_generator(current_iter)
+        self.save_training_state(epoch, current_iter)
+
+    def save_generator(self, label: int | str) -> None:
+        """Write ``net_g_<label>`` with its averages; -1 stands for 'latest'."""
         nets, keys = [self.net_g], ['params']
         if hasattr(self, 'net_g_ema'):
             nets, keys = [*nets, self.net_g_ema], [*keys, 'params_ema']
         if self.swa is not None and self.swa.count:
             nets, keys = [*nets, self.swa.network], [*keys, 'params_swa']
-        self.save_network(nets, 'net_g', current_iter, keys)
-        self.save_training_state(epoch, current_iter)
+        self.save_network(nets, 'net_g', label, keys)
 
 
 def is_adversarial(loss: torch.nn.Module) -> bool:

@@ -1,19 +1,25 @@
-"""Checkpoint files: written whole or not at all, read without running code."""
+"""Checkpoint files: written whole or not at all, checked and read without running code."""
 
+import errno
+import hashlib
+import io
 import logging
 import re
+import shutil
+import zipfile
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy, deepcopy
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .misc import atomic_path
+from .safetensors_file import as_safetensors, read_safetensors
+from .text import sizeof_fmt
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +27,68 @@ logger = logging.getLogger(__name__)
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
 
-def save_checkpoint(content: dict, path: str | Path) -> None:
-    """Write tensors and plain Python values to ``path``, atomically."""
-    with atomic_path(path) as temporary:
+class _HashedFile(io.BufferedWriter):
+    """A new file that counts and hashes what is written to it, from its start to its end."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, 'w'))
+        self.size, self.sha256 = 0, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.size += len(data)
         try:
-            torch.save(content, temporary)
+            return super().write(data)
+        except OSError as error:  # torch tells only that it is at another place than it meant to be
+            self.error = error
+            raise
+
+
+def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
+    """Write tensors and plain Python values to ``path``, atomically.
+
+    Args:
+        content: A file ``*.safetensors`` takes only a state dict, or a dict of state dicts.
+
+    Returns:
+        ``size`` in bytes and ``sha256`` of the file.
+
+    Raises:
+        OSError: It cannot be written; where space is short, before anything is.
+    """
+    path = Path(path)
+    with atomic_path(path) as temporary, _HashedFile(temporary) as file:
+        _check_space(content, path)
+        try:
+            if path.suffix == '.safetensors':
+                file.write(as_safetensors(content))
+            else:
+                torch.save(content, file)
         except RuntimeError as error:  # so torch reports a full disk
-            raise OSError(str(error)) from error
+            raise file.error or OSError(str(error)) from error
+    return {'size': file.size, 'sha256': file.sha256.hexdigest()}
+
+
+def _check_space(content: dict, path: Path) -> None:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(content)}
+    needed = sum(storage.nbytes() for storage in storages.values())
+    usage = shutil.disk_usage(path.parent)
+    if usage.total > 0 and usage.free < needed:  # some network drives tell nothing
+        raise OSError(
+            errno.ENOSPC,
+            f'it needs {sizeof_fmt(needed)}. Free some space, or keep fewer checkpoints '
+            '(logger.keep_last), and go on with --auto_resume.',
+        )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 class BackgroundSaver:
@@ -43,14 +104,17 @@ class BackgroundSaver:
         self._pending: deque[Future] = deque()
         self._failed = False
 
-    def save(self, content: dict, path: str | Path) -> None:
-        """Copy the content and return; it is written later.
+    def save(
+        self, content: dict, path: str | Path, write: Callable[[dict, Any], Any] | None = None
+    ) -> None:
+        """Copy the content and return; it is written later, by ``write`` or ``save_checkpoint``.
 
         Raises:
             OSError: An earlier file could not be written.
         """
         self._finish(self._MOST_PENDING - 1)
-        self._pending.append(self._pool.submit(self._write, copy_to_cpu(content), path))
+        write = write or save_checkpoint
+        self._pending.append(self._pool.submit(self._write, write, copy_to_cpu(content), path))
 
     def check(self) -> None:
         """Raise the error of a file that could not be written, without waiting for others."""
@@ -61,11 +125,11 @@ class BackgroundSaver:
         self._finish(0)
         self._pool.shutdown()
 
-    def _write(self, content: dict, path: str | Path) -> None:
+    def _write(self, write: Callable[[dict, Any], Any], content: dict, path: str | Path) -> None:
         if self._failed:  # a state without its networks is worse than none
             return
         try:
-            save_checkpoint(content, path)
+            write(content, path)
         except BaseException as error:
             self._failed = True
             logger.error('%s', error)  # at once, since nobody may ask for the result any more
@@ -100,15 +164,60 @@ def load_checkpoint(path: str | Path) -> Any:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f'no checkpoint file {path}.')
+    if Path(path).suffix == '.safetensors':
+        return read_safetensors(path)
+    check_archive(path)
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
+    except Exception as error:  # what is no checkpoint can make a reader fail in any way
         reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
             f'values ({reason}). If you trust its origin, read it once with '
             'torch.load(…, weights_only=False) and save its tensors.'
         ) from error
+
+
+def check_archive(path: str | Path) -> None:
+    """Compare the parts of a file of torch with their checksums, at which torch does not look.
+
+    Files of other kinds, and those written without checksums, are passed over.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            has_checksums = any(part.CRC for part in archive.infolist())
+            wrong = archive.testzip() if has_checksums else None
+    except Exception as error:  # a damaged table of contents can ask for anything
+        raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
+    if wrong:
+        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum of {wrong}).')
+
+
+def convert(source: str | Path, target: str | Path, key: str | None = None) -> None:
+    """Write a checkpoint in the format that the ending of ``target`` names.
+
+    Args:
+        key: Of the state dict to write alone, as other programs want it; None for all of the file.
+
+    Raises:
+        FileExistsError: There is a ``target``.
+        FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
+    """
+    if Path(target).suffix not in ('.pth', '.safetensors'):
+        raise ValueError(f'{target} must end in .pth or .safetensors.')
+    if Path(target).exists():
+        raise FileExistsError(f'{target} exists: remove it, or give another name.')
+    content = load_checkpoint(source)
+    if key is not None:
+        if key not in content:
+            raise ValueError(f"{source} has no key '{key}'; its keys are {', '.join(content)}.")
+        content = content[key]
+    save_checkpoint(content, target)
 
 
 def strip_wrapper_prefixes(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from . import watchdog
 
@@ -82,7 +84,7 @@ def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
     Their numbers of starts may differ, as a node may join later; so rank 0 makes a name up, and
     answers every rank that has come, also the dead, until all of this start have its answer.
     """
-    store, rank, world_size = next(dist.rendezvous('env://', timeout=timeout))
+    store, rank, world_size = next(rendezvous('env://', timeout=timeout))
     if rank > 0:
         answer = f'basicsr/answer/{store.add("basicsr/arrivals", 1)}'
         name = store.get(answer).decode()  # waits for it
@@ -99,7 +101,7 @@ def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
                 raise dist.DistError(f'{known + 1} of {world_size} ranks have come')
             answered = arrivals
             time.sleep(0.01)
-    return {'store': dist.PrefixStore(name, store), 'rank': rank, 'world_size': world_size}
+    return {'store': PrefixStore(name, store), 'rank': rank, 'world_size': world_size}
 
 
 def _slurm_environment(port: int | None) -> None:

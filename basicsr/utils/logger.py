@@ -4,6 +4,8 @@ import datetime
 import json
 import logging
 import math
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -29,6 +31,22 @@ class _ConsoleHandler(logging.StreamHandler):
 
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
+
+
+class _LogFile(logging.FileHandler):
+    """A text log; while its disk is full it says so once, and lines are lost."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                'Lines of the log file are lost: cannot write %s: %s', self.baseFilename, error
+            )
 
 
 class _EarlyLines(logging.Handler):
@@ -60,12 +78,13 @@ def get_root_logger(
     open_files = [h.baseFilename for h in root.handlers if isinstance(h, logging.FileHandler)]
     if log_file is not None and rank == 0 and str(Path(log_file).absolute()) not in open_files:
         early = [line for h in root.handlers if isinstance(h, _EarlyLines) for line in h.lines]
-        Path(log_file).write_text(''.join(early), encoding='utf-8')
+        with atomic_path(log_file, durable=False) as temporary:
+            temporary.write_text(''.join(early), encoding='utf-8')
         for handler in root.handlers[:]:
             if not isinstance(handler, _ConsoleHandler):  # the file of an earlier run, too
                 handler.close()
                 root.removeHandler(handler)
-        _add_handler(root, logging.FileHandler(log_file, encoding='utf-8'))
+        _add_handler(root, _LogFile(log_file, encoding='utf-8'))
     return root
 
 
@@ -297,7 +316,9 @@ class TensorBoardWriter:
             ) from error
         # Events past the resumed iteration are hidden: they are made anew.
         purge_step = resume_iter + 1 if resume_iter else None
+        threads = set(threading.enumerate())
         self._writer = SummaryWriter(str(log_dir), purge_step=purge_step)
+        _leave_errors_to_flush(set(threading.enumerate()) - threads)
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self._writer.add_scalar(tag, value, step)
@@ -310,6 +331,17 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _leave_errors_to_flush(threads: set[threading.Thread]) -> None:
+    """On a full disk print no traceback of TensorBoard's threads: ``flush`` raises the error."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.thread not in threads or not isinstance(args.exc_value, OSError):
+            before(args)
+
+    threading.excepthook = hook
 
 
 class WandbWriter(_RowWriter):

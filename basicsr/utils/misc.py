@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -181,12 +181,15 @@ def remove_stale_temporaries(folder: str | Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def check_resume(opt: dict, resume_iter: int) -> None:
+def check_resume(opt: dict, resume_iter: int, files: Container[str] = ()) -> None:
     """Point ``path.pretrain_network_*`` at the networks saved with a training state.
 
     What the option file says of pretrained weights (file, key, strictness) is for the first start;
     a resumed run continues from its own files. Networks in ``path.ignore_resume_networks`` keep
     the option file's.
+
+    Args:
+        files: Names of the files that the state records.
     """
     path = opt['path']
     if not path.get('resume_state'):
@@ -197,10 +200,22 @@ def check_resume(opt: dict, resume_iter: int) -> None:
         if network in ignored:
             continue
         label = network.removeprefix('network_')
-        path[f'pretrain_{network}'] = str(models / f'net_{label}_{resume_iter}.pth')
+        path[f'pretrain_{network}'] = str(network_file(models, label, resume_iter, files))
         path[f'param_key_{label}'] = 'params'
         path[f'strict_load_{label}'] = True
         logger.info('Resume %s from %s', network, path[f'pretrain_{network}'])
+
+
+def network_file(models: Path, label: str, iteration: int, files: Container[str] = ()) -> Path:
+    """Where ``network_<label>`` of an iteration is, in either format.
+
+    Args:
+        files: Names of the files that the training state of the iteration records.
+    """
+    torch_file = models / f'net_{label}_{iteration}.pth'
+    other = torch_file.with_suffix('.safetensors')
+    is_other = other.name in files or not (torch_file.name in files or torch_file.is_file())
+    return other if is_other and other.is_file() else torch_file
 
 
 def folder_of_networks(path: dict) -> Path:

@@ -313,11 +313,29 @@ class WandbOptions(Section):
     resume_id: str | None = Field(None, description='run to go on with; ~: the one of the folder')
 
 
+class BestOptions(Section):
+    """Keys of ``logger.keep_best``."""
+
+    refusal = 'unknown key; there are metric and dataset'
+
+    metric: str | None = Field(None, description='one of val.metrics; ~: the first')
+    dataset: str | None = Field(None, description='name of a validation set; ~: the first')
+
+
 class LoggerOptions(Section):
     """Keys of ``logger``."""
 
     print_freq: int = Field(100, ge=1, description='iterations between log lines')
     save_checkpoint_freq: int = Field(5000, ge=1, description='iterations between checkpoints')
+    checkpoint_format: Literal['pth', 'safetensors'] = Field('pth', description='of networks')
+    keep_last: int | None = Field(
+        None, ge=1, description='states that are kept, with their networks; ~: all'
+    )
+    keep_best: bool | BestOptions = Field(
+        False,
+        description='write net_g_best after the best validation so far; true: by the first metric '
+        'on the first set',
+    )
     use_tb_logger: bool = Field(True, description='TensorBoard events in tb_logger/<name>')
     wandb: WandbOptions = Field(default_factory=WandbOptions.defaults)
 
@@ -386,6 +404,23 @@ class TrainingOptions(Options):
         total = sum(mix.prob for mix in (mixing.mixup, mixing.cutmix) if mix) if mixing else 0
         if total > 1 + 1e-9:  # the sum of decimal fractions is not exact
             yield ('train', 'mixing'), f'prob of mixup and cutmix are {total:g} together, above 1'
+        if self.logger.keep_best:
+            yield from self._best_contradictions()
+
+    def _best_contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Where there is nothing to tell the best network by."""
+        path, best = ('logger', 'keep_best'), self.logger.keep_best
+        metrics = list((self.val.metrics if self.val else None) or ())
+        sets = [options.name or key for key, options in (self.datasets.model_extra or {}).items()]
+        if not (metrics and sets):
+            yield path, 'needs a validation set (datasets.val) and val.metrics'
+        elif isinstance(best, BestOptions):
+            for key, given, known in (
+                ('metric', best.metric, metrics),
+                ('dataset', best.dataset, sets),
+            ):
+                if given is not None and given not in known:
+                    yield (*path, key), f'there is no {given}; there are {", ".join(known)}'
 
 
 class TestOptions(Options):

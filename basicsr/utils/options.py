@@ -282,6 +282,8 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         _complete_dataset(key, dataset, opt)
         _complete_loading(dataset, opt['num_gpu'])
     _complete_paths(opt, Path(root_path))
+    if is_train and opt['logger']['keep_best']:
+        opt['logger']['keep_best'] = _what_is_best(opt)
     if is_train and 'debug' in opt['name']:
         opt['logger'].update(print_freq=1, save_checkpoint_freq=8)
         if opt['val']:
@@ -367,6 +369,15 @@ def _complete_paths(opt: dict, root: Path) -> None:
     path['visualization'] = str(folder / 'visualization')
 
 
+def _what_is_best(opt: dict) -> dict[str, str]:
+    """``logger.keep_best`` with a metric and a validation set."""
+    given = opt['logger']['keep_best']
+    given = {} if given is True else given
+    sets = [dataset['name'] for dataset in opt['datasets'].values() if dataset['phase'] == 'val']
+    metric = given.get('metric') or next(iter(opt['val']['metrics']))
+    return {'metric': metric, 'dataset': given.get('dataset') or sets[0]}
+
+
 def _seed_process(opt: dict) -> None:
     import torch
 
@@ -396,8 +407,11 @@ def dict2str(opt: dict, indent_level: int = 1) -> str:
 
 def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
     """Copy the option file into the run's folder, below three lines on when and how it was used."""
+    from .misc import atomic_path
+
     source, target = Path(opt_file), Path(experiments_root) / Path(opt_file).name
     if target.exists() and source.samefile(target):
         return
     header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {" ".join(sys.argv)}\n\n'
-    target.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')
+    with atomic_path(target, durable=False) as temporary:
+        temporary.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')

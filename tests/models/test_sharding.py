@@ -48,6 +48,8 @@ def assert_same_files(a, b, atol=0.0, scores=True):
     for name in (*names, last):
         ours, theirs = (checkpoint(folder, name) for folder in (a, b))
         if atol:
+            for content in (ours, theirs):
+                content.pop('files', None)  # hashes of what is only close
             assert_close(ours, theirs, atol, name)
         else:
             assert differences(ours, theirs) == [], name

@@ -1,6 +1,8 @@
 import errno
 import os
 import pickle
+import resource
+import shutil
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -42,16 +44,49 @@ def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path, monkeypatch, kin
     save_checkpoint({'params': STATE}, path)
 
     def half(content, file):
-        file.write_bytes(path.read_bytes()[:100])
+        file.write(path.read_bytes()[:100])
         text = os.strerror(errno.ENOSPC)
         raise OSError(errno.ENOSPC, text) if kind is OSError else RuntimeError(text)
 
     monkeypatch.setattr(torch, 'save', half)
-    monkeypatch.setattr('shutil.disk_usage', lambda _: type('Usage', (), {'free': 3 * 1024**2}))
+    usage = shutil.disk_usage(tmp_path)._replace(free=3 * 1024**2)
+    monkeypatch.setattr('shutil.disk_usage', lambda _: usage)
     with pytest.raises(OSError, match=rf'cannot write {path} \(free space: 3.0 MB\): .*No space'):
         save_checkpoint({'params': {}}, path)
     assert os.listdir(tmp_path) == ['net_g_latest.pth']
     assert differences(load_checkpoint(path), {'params': STATE}) == []
+
+
+def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
+    """A tensor that is there twice is written once."""
+    path, big = tmp_path / 'x.pth', torch.zeros(1024, 256)
+    content = {'params': {'a': big, 'tied': big}}
+    usage, written = shutil.disk_usage(tmp_path), []
+    monkeypatch.setattr(torch, 'save', lambda *_: written.append(1))
+    free = {'free': 1024**2 - 1}
+    monkeypatch.setattr('shutil.disk_usage', lambda _: usage._replace(**free))
+    message = r'x.pth \(free space: .* it needs 1.0 MB. Free some space, .*logger.keep_last'
+    with pytest.raises(OSError, match=message) as caught:
+        save_checkpoint(content, path)
+    assert caught.value.errno == errno.ENOSPC
+    assert (written, os.listdir(tmp_path)) == ([], [])
+    free['free'] += 1
+    save_checkpoint(content, path)
+    assert written == [1]
+
+
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+def test_a_write_that_fails_halfway_is_named_by_its_cause(tmp_path, ending):
+    """torch alone would say: unexpected pos 64 vs 0."""
+    path = tmp_path / f'x.{ending}'
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf'cannot write {path} .*: File too large'):
+            save_checkpoint({'params': {'a': torch.zeros(100_000)}}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_interruption_leaves_the_old_file(tmp_path):
@@ -102,8 +137,8 @@ def test_a_run_goes_on_after_a_full_disk(run, train_opt, monkeypatch):
     save, opt = torch.save, train_opt(name='full')
 
     def fill_up(content, file):
-        if 'net_g_4' in str(file):
-            file.write_bytes(b'half')
+        if 'net_g_4' in str(file.name):
+            file.write(b'half')
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(content, file)
 
@@ -210,6 +245,33 @@ def test_damaged_and_missing_files_are_named(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f'cannot load {path}: it is damaged'):
             load_checkpoint(path)
+
+
+@pytest.mark.parametrize('place', ['weights', 'pickle', 'table'])
+def test_a_changed_byte_of_a_torch_file_is_seen(tmp_path, place):
+    """torch looks at no checksum, and loads other weights."""
+    path = tmp_path / 'x.pth'
+    save_checkpoint({'params': {'a': torch.full((1000,), 3.0)}}, path)
+    content = bytearray(path.read_bytes())
+    index = {'weights': 2000, 'pickle': content.index(b'params'), 'table': len(content) - 200}[
+        place
+    ]
+    content[index] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f'cannot load {path}: it is damaged'):
+        load_checkpoint(path)
+
+
+def test_files_without_checksums_and_of_the_old_format_are_read(tmp_path):
+    path, with_checksums = tmp_path / 'x.pth', torch.serialization.get_crc32_options()
+    torch.save({'params': STATE}, path, _use_new_zipfile_serialization=False)
+    assert differences(load_checkpoint(path), {'params': STATE}) == []
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({'params': STATE}, path)
+    finally:
+        torch.serialization.set_crc32_options(with_checksums)
+    assert differences(load_checkpoint(path), {'params': STATE}) == []
 
 
 def kinds(value):

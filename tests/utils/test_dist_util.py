@@ -191,7 +191,7 @@ def test_ranks_that_are_started_again_meet_apart_from_those_before(monkeypatch):
     """In one store, as torchrun keeps it; of the first start, only rank 1 has come."""
     store = dist.HashStore()
     here = threading.local()
-    monkeypatch.setattr(dist, 'rendezvous', lambda *_, **__: iter([(store, here.rank, 3)]))
+    monkeypatch.setattr(dist_util, 'rendezvous', lambda *_, **__: iter([(store, here.rank, 3)]))
 
     def come(rank):
         here.rank = rank
@@ -208,6 +208,6 @@ def test_ranks_that_are_started_again_meet_apart_from_those_before(monkeypatch):
 
 def test_ranks_that_never_come_are_counted(monkeypatch):
     store = dist.HashStore()
-    monkeypatch.setattr(dist, 'rendezvous', lambda *_, **__: iter([(store, 0, 2)]))
+    monkeypatch.setattr(dist_util, 'rendezvous', lambda *_, **__: iter([(store, 0, 2)]))
     with pytest.raises(dist.DistError, match='1 of 2 ranks have come'):
         dist_util._store_of_this_start(datetime.timedelta(seconds=0.05))

@@ -1,6 +1,8 @@
 import logging
 import re
+import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -431,3 +433,52 @@ def test_rows_are_json(tmp_path):
     writer.add_scalar('x', float('inf'), 1)
     writer.close()
     assert (tmp_path / 'x.jsonl').read_text() == '{"iter": 1, "x": null}\n'
+
+
+@pytest.fixture
+def small_files():
+    """Within the block no file can grow beyond so many bytes, as on a full disk."""
+
+    @contextmanager
+    def limit(size):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
+
+
+def test_a_log_file_that_cannot_be_written_costs_one_warning(tmp_path, capsys, small_files):
+    root = get_root_logger(log_file=tmp_path / 'x.log')
+    with small_files(0):
+        for number in range(5):
+            root.info('line %d', number)
+    root.info('and on')
+    printed = capsys.readouterr().err
+    assert [f'line {number}' in printed for number in range(5)] == [True] * 5
+    assert printed.count('Lines of the log file are lost: cannot write') == 1
+    assert 'Traceback' not in printed
+    assert 'and on' in (tmp_path / 'x.log').read_text()
+
+
+def test_an_error_of_a_log_line_itself_is_still_shown(tmp_path, capsys):
+    root = get_root_logger(log_file=tmp_path / 'x.log')
+    root.info('%d', 'no number')
+    assert 'TypeError' in capsys.readouterr().err
+
+
+def test_events_that_cannot_be_written_cost_one_warning(tmp_path, capsys, small_files):
+    """TensorBoard's thread would print a traceback of its own."""
+    get_root_logger()
+    writer = ScalarWriter(TensorBoardWriter(tmp_path))
+    with small_files(0):
+        for step in range(3):
+            writer.add_scalar('a', 1.0, step)
+            writer.flush()
+    writer.close()
+    printed = capsys.readouterr().err
+    assert printed.count('TensorBoardWriter failed and is switched off') == 1
+    assert 'Traceback' not in printed

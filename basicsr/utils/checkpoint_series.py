@@ -1,0 +1,181 @@
+"""The checkpoints of a run: a training state and the networks that belong to it.
+
+A state is written last, and records the length and SHA-256 of its networks. So a state that is
+whole, with files that are as it says, is one that a run can go on from.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any
+
+from .agreement import check_file_of_all
+from .checkpoint import check_archive, load_checkpoint, save_checkpoint
+from .dist_util import from_master, get_dist_info
+from .misc import folder_of_networks, network_file
+from .text import sizeof_fmt
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointSeries:
+    """Writes checkpoints one after the other.
+
+    Args:
+        models: Folder of the networks.
+        keep_last: States to keep, with their networks; None keeps all.
+    """
+
+    def __init__(self, models: str | Path, keep_last: int | None = None):
+        self._models, self._keep_last = Path(models), keep_last
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def write(self, content: dict, path: Path) -> None:
+        """Write a network or, after all networks of its iteration, a state."""
+        if path.suffix != '.state':
+            self._records[path.name] = save_checkpoint(content, path)
+            return
+        records, self._records = self._records, {}
+        own = {n: r for n, r in records.items() if Path(n).stem.endswith(f'_{path.stem}')}
+        save_checkpoint({**content, 'files': own}, path)
+        if self._keep_last is not None:
+            states = [
+                file for file in numbered_states(path.parent) if _number(file) <= _number(path)
+            ]
+            for state in states[: -self._keep_last]:
+                self._remove(state)
+
+    def _remove(self, state: Path) -> None:
+        """Remove a state, and then the networks that are of no use without it."""
+        networks = self._models.glob(f'net_*_{state.stem}.*')
+        try:
+            for file in (state, *networks):
+                file.unlink(missing_ok=True)
+        except OSError as error:  # the run itself has what it needs
+            logger.warning('logger.keep_last: cannot remove %s: %s', state, error)
+
+
+def numbered_states(folder: str | Path) -> list[Path]:
+    """The files ``<iter>.state`` of a folder by iteration; of a folder that is not there none."""
+    states = (file for file in Path(folder).glob('*.state') if re.fullmatch(r'\d+', file.stem))
+    return sorted(states, key=_number)
+
+
+def _number(state: Path) -> int:
+    return int(state.stem)
+
+
+def choose_state(
+    opt: Mapping[str, Any], cause: str | None = None
+) -> tuple[str, dict[str, Any]] | None:
+    """The state to go on from, if any, and its file: rank 0 decides, and every rank calls it.
+
+    Args:
+        cause: Why to take the newest state of the experiment that is whole, such as the flag
+            --auto_resume. Without it, or without such a state, ``path.resume_state`` counts.
+
+    Raises:
+        FileNotFoundError, ValueError: The state that is asked for, or every state of the
+            experiment, is damaged or lacks a network.
+    """
+    found: Any = None
+    if get_dist_info()[0] == 0:
+        try:
+            found = _choose(opt, cause)
+        except (OSError, ValueError) as error:  # raised by all ranks
+            found = error
+    file = from_master(found[0] if isinstance(found, tuple) else found)
+    if isinstance(file, Exception):
+        raise file
+    if file is None:
+        return None
+    check_file_of_all(file)
+    return found or (file, load_checkpoint(file))
+
+
+def _choose(opt: Mapping[str, Any], cause: str | None) -> tuple[str, dict[str, Any]] | None:
+    path, problems = opt['path'], []
+    folder = path['training_states']
+    for file in reversed(numbered_states(folder) if cause else []):
+        try:
+            state = load_state(file, opt)
+            if state['iter'] != _number(file):
+                raise ValueError(f'{file} is the state of iteration {state["iter"]}.')
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        if problems:
+            logger.warning('%s: newer states are passed over: %s', cause, ' '.join(problems))
+        logger.info('%s: going on from %s', cause, file)
+        return str(file), state
+    if problems:
+        raise ValueError(
+            f'{cause}: no state in {folder} can be gone on from: {" ".join(problems)} Put '
+            'the files back from a copy; or, to begin anew, leave --auto_resume out: the folder of '
+            'this run is then kept under another name.'
+        )
+    if cause:
+        start = path['resume_state'] or 'starting at iteration 0'
+        logger.info('%s: no state in %s; %s.', cause, folder, start)
+    if not path['resume_state']:
+        return None
+    return path['resume_state'], load_state(path['resume_state'], opt)
+
+
+def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a state, and check it and the networks that a run with these options loads with it.
+
+    Raises:
+        FileNotFoundError, ValueError: One of them is missing, or is not what was written.
+    """
+    state = load_checkpoint(file)
+    if not isinstance(state, dict) or 'iter' not in state:
+        raise ValueError(f'{file} is not a training state.')
+    records = state.get('files', {})
+    models = folder_of_networks({**opt['path'], 'resume_state': str(file)})
+    for network in _needed(state['iter'], opt, models, records):
+        check_file(network, records.get(network.name))
+    return state
+
+
+def _needed(
+    iteration: int, opt: Mapping[str, Any], models: Path, records: Container[str]
+) -> list[Path]:
+    """The files of an iteration that a run reads when it goes on from there."""
+    ignored = opt['path'].get('ignore_resume_networks') or []
+    labels = [
+        key.removeprefix('network_')
+        for key in opt
+        if key.startswith('network_') and opt[key] is not None and key not in ignored
+    ]
+    files = [network_file(models, label, iteration, records) for label in labels]
+    averages = models / f'averages_{iteration}.pth'
+    return [*files, averages] if averages.name in records and opt['train']['posthoc_ema'] else files
+
+
+def check_file(file: Path, record: Mapping[str, Any] | None) -> None:
+    """Compare a file with the record of its length and SHA-256, if there is one.
+
+    Raises:
+        FileNotFoundError, ValueError: It is missing, or is not what was written.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f'no checkpoint file {file}.')
+    if record is None:  # written by BasicSR 1.x
+        check_archive(file)
+        return
+    size = file.stat().st_size
+    if size != record['size']:
+        raise ValueError(
+            f'{file} has {sizeof_fmt(size)}, and {sizeof_fmt(record["size"])} were written with '
+            'the state: it is cut off, or of another run.'
+        )
+    with file.open('rb') as content:
+        digest = hashlib.file_digest(content, 'sha256').hexdigest()
+    if digest != record['sha256']:
+        raise ValueError(
+            f'{file} is damaged, or of another run: its SHA-256 begins with {digest[:8]}, and '
+            f'{record["sha256"][:8]} was written with the state.'
+        )

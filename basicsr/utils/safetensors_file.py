@@ -1,0 +1,105 @@
+"""Networks as safetensors files, which hold nothing but named tensors.
+
+The format: https://github.com/huggingface/safetensors
+It is flat, so the names of several state dicts begin with the key of theirs, as in
+``params_ema.conv.weight``; the file's metadata lists the keys, and has a checksum. It is a single
+entry, as the order of several would differ from file to file.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ENTRY = 'basicsr'  # of the metadata: the checksum, a blank, and the keys as JSON
+
+
+def require_safetensors() -> Any:
+    """The package's module for torch.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError('safetensors files need: pip install safetensors') from error
+    return safetensors.torch
+
+
+def as_safetensors(content: Mapping[str, Any]) -> bytes:
+    """A safetensors file of a state dict, or of a dict of state dicts.
+
+    Tensors that share memory become separate ones; all are contiguous.
+
+    Raises:
+        ValueError: The content has other values.
+    """
+    keys = [key for key, value in content.items() if isinstance(value, Mapping)]
+    if keys and len(keys) < len(content):
+        raise ValueError(_refusal(content.keys() - keys))
+    named = {f'{key}.{name}': value for key in keys for name, value in content[key].items()}
+    named = named if keys else dict(content)
+    others = [name for name, value in named.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(_refusal(others))
+    tensors, listed = _separate(named), json.dumps(keys)
+    return require_safetensors().save(tensors, {_ENTRY: f'{_checksum(tensors, listed)} {listed}'})
+
+
+def _refusal(names: Any) -> str:
+    return f'a safetensors file holds tensors alone, and no {", ".join(sorted(map(str, names)))}.'
+
+
+def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, each with memory of its own."""
+    tensors, seen = {}, set()
+    for name, value in named.items():
+        tensor = value.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        tensors[name] = tensor
+    return tensors
+
+
+def _checksum(tensors: Mapping[str, Tensor], keys: str) -> str:
+    """CRC-32 of the listed keys and of names, kinds, shapes and values of the tensors."""
+    value = zlib.crc32(keys.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        head = f'{name} {tensor.dtype} {tuple(tensor.shape)}'
+        value = zlib.crc32(head.encode(), value)
+        value = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, value)
+    return f'{value:08x}'
+
+
+def read_safetensors(path: str | Path) -> dict[str, Any]:
+    """What ``as_safetensors`` was given; of a file of another program, its state dict.
+
+    Raises:
+        ValueError: The file is damaged, or of another format.
+    """
+    package = require_safetensors()
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework='pt') as file:
+            metadata = file.metadata() or {}
+        tensors = package.load(Path(path).read_bytes())  # load_file would go on reading the file
+    except Exception as error:  # what is no such file can make a reader fail in any way
+        raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
+    if _ENTRY not in metadata:
+        return tensors
+    checksum, _, keys = metadata[_ENTRY].partition(' ')
+    if checksum != _checksum(tensors, keys):
+        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum).')
+    content: dict[str, Any] = {key: {} for key in json.loads(keys)}
+    for name, tensor in tensors.items() if content else ():
+        key, _, inner = name.partition('.')
+        content[key][inner] = tensor
+    return content or tensors
