@@ -9,6 +9,7 @@ from pathlib import Path
 
 from basicsr.utils.dead_worker import why_worker_died
 from basicsr.utils.options import OptionError, parse_args
+from basicsr.utils.registry import BUILDING
 
 _PACKAGE = Path(__file__).resolve().parent
 USAGE = """usage: basicsr COMMAND -opt FILE [flags]
@@ -134,7 +135,7 @@ def manage_caches(arguments: list[str]) -> None:
     parser.add_argument('--folder', help='folder named by datasets.*.cache; default: that of auto')
     args = parser.parse_args(arguments)
     from basicsr.data.image_cache import clear_caches, default_root, list_caches
-    from basicsr.utils.misc import sizeof_fmt
+    from basicsr.utils.text import printable, sizeof_fmt
 
     root = args.folder or default_root()
     if args.action == 'clear':
@@ -142,7 +143,7 @@ def manage_caches(arguments: list[str]) -> None:
         return
     caches = list_caches(root)
     for cache in caches:
-        about = f'{cache["images"]} {cache["kind"]} images, first {cache["first"]}'
+        about = printable(f'{cache["images"]} {cache["kind"]} images, first {cache["first"]}')
         sys.stdout.write(f'{sizeof_fmt(cache["size"]):>10}  {cache["folder"]}  {about}\n')
     sys.stdout.write(f'{len(caches)} caches in {root}\n')
 
@@ -199,15 +200,18 @@ def _message_for_users(error: Exception) -> str | None:
         return None
     if isinstance(error, OSError | OptionError):
         return message
-    notes = getattr(error, '__notes__', [])  # of an entry that does not take its options
+    # Of a component that cannot be made of its options.
+    notes = [note for note in getattr(error, '__notes__', []) if note.startswith(BUILDING)]
     innermost = traceback.extract_tb(error.__traceback__)[-1]
     file, line = innermost.filename, innermost.line or ''
     if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
         # The worker's traceback is part of the text; the message stands behind it.
         file, line = re.findall(r'File "([^"]+)", line \d+, in .*\n +(.*)', message)[-1]
         message = message.rpartition(f'\n{type(error).__name__}: ')[2].strip()
-    ours = Path(file).resolve().is_relative_to(_PACKAGE)
-    return '\n'.join([message, *notes]) if ours and (notes or line.startswith('raise ')) else None
+    on_purpose = line.startswith('raise ') and Path(file).resolve().is_relative_to(_PACKAGE)
+    if notes and not on_purpose and not isinstance(error, TypeError):
+        message = f'{type(error).__name__}: {message}'
+    return '\n'.join([message, *notes]) if on_purpose or notes else None
 
 
 def _passed_through_plugins(error: BaseException | None) -> bool:

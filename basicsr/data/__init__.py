@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.preemption import heed_parent_alone
-from basicsr.utils.registry import DATASET_REGISTRY, import_name, plugin_modules
+from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
 from .bad_images import BadImages
@@ -40,7 +40,8 @@ def build_dataset(dataset_opt: dict) -> Any:
     where = f'datasets.{dataset_opt.get("phase", "?")} ({name})'
     dataset_class = DATASET_REGISTRY.get(dataset_opt['type'])
     try:
-        dataset = dataset_class(dataset_opt)
+        with building(f'{where} from {dataset_opt}'):
+            dataset = dataset_class(dataset_opt)
     except KeyError as error:
         raise KeyError(f'{where}: {dataset_opt["type"]} needs the option {error}.') from error
     except OSError as error:

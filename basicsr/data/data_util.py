@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from basicsr.utils.color_util import bgr2ycbcr
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
-from basicsr.utils.text import some
+from basicsr.utils.text import printable, some
 
 from .bad_images import image_error
 from .image_cache import open_cache
@@ -55,15 +55,49 @@ def paths_from_lmdb(folder: str | Path) -> list[str]:
     list_file = Path(folder) / 'meta_info.txt'
     if not list_file.is_file():
         raise FileNotFoundError(f'no list of keys {list_file}.')
-    return [_key_of(line) for line in text_lines(list_file)]
+    return [check_inside(_key_of(line), list_file) for line in text_lines(list_file)]
 
 
 def text_lines(list_file: str | Path) -> list[str]:
     """Lines of a meta-info file, blank ones left out."""
     if not Path(list_file).is_file():
         raise FileNotFoundError(f'no meta_info_file {list_file}.')
-    lines = Path(list_file).read_text(encoding='utf-8').splitlines()
+    try:
+        lines = Path(list_file).read_text(encoding='utf-8').splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{list_file}: not UTF-8 text ({error}).') from error
     return [line.strip() for line in lines if line.strip()]
+
+
+def check_inside(name: str, list_file: str | Path) -> str:
+    """``name``, the key or file of an image in a list, unless it leads out of its folder.
+
+    Results are written under such names too.
+
+    Raises:
+        ValueError: It is absolute, goes up (..), is empty or has control characters.
+    """
+    path = PureWindowsPath(name)  # knows drives and both kinds of slash
+    if not path.name or path.anchor or '..' in path.parts or printable(name) != name:
+        raise ValueError(
+            f'{list_file}: {name!r} is no name of an image below a folder: it must be relative, '
+            'without .. and control characters.'
+        )
+    return name
+
+
+def check_template(filename_tmpl: Any) -> str:
+    """``filename_tmpl``, if it is a text with one {}, where the base name goes.
+
+    Other fields would be looked up in Python's objects, or be as wide as they like.
+    """
+    rest = filename_tmpl.replace('{}', '', 1) if isinstance(filename_tmpl, str) else '{'
+    if rest == filename_tmpl or '{' in rest or '}' in rest:
+        raise ValueError(
+            f"filename_tmpl must have {{}} once, as '{{}}x4', and no other braces: "
+            f'{filename_tmpl!r}.'
+        )
+    return filename_tmpl
 
 
 def _key_of(line: str) -> str:
@@ -73,7 +107,7 @@ def _key_of(line: str) -> str:
 
 def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
     """First blank-separated field of each line."""
-    return [line.split(' ')[0] for line in text_lines(meta_info_file)]
+    return [check_inside(line.split(' ')[0], meta_info_file) for line in text_lines(meta_info_file)]
 
 
 def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[Pair]:
@@ -193,7 +227,7 @@ def image_name(path: str, dataset_opt: dict) -> str:
     The key of an LMDB is such a name. With several roots it begins below the folder they share.
     """
     if (dataset_opt.get('io_backend') or {}).get('type') == 'lmdb':
-        return path
+        return check_inside(path, 'LMDB')
     roots = dataset_opt.get('dataroot_lq') or []
     roots = [os.path.abspath(root) for root in (roots if isinstance(roots, list) else [roots])]
     relative = os.path.relpath(path, os.path.commonpath(roots)) if roots else os.pardir

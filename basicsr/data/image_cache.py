@@ -129,7 +129,10 @@ class ImageCache:
         return f'{self.decoded} of {self.count} images are decoded in {self.folder} ({size}{limit})'
 
     def _prepare(self, sources: Sequence[str], kind: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # For oneself unless it was named: whoever writes here decides what networks see.
+        self.folder.mkdir(mode=0o777 if self.share is None else 0o700, parents=True, exist_ok=True)
+        if self.share is not None and _belongs_to_others(self.folder):
+            raise PermissionError(f'{self.folder} belongs to another user.')
         with FileLock(self.folder / 'lock'):
             about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
             with atomic_path(self.folder / 'about.json', durable=False) as temporary:
@@ -160,7 +163,8 @@ class ImageCache:
             magic, number, *saved, height, width, channels, itemsize = _HEADER.unpack_from(
                 self._pixels, offset
             )
-            known = magic == _MAGIC and number == index and itemsize in (1, 2)
+            is_image = itemsize in (1, 2) and height and width and channels in (1, 3)
+            known = magic == _MAGIC and number == index and is_image
             if not known or tuple(saved) != stamp:
                 return None
             start = offset + _ALIGN
@@ -254,6 +258,13 @@ class ImageCache:
         state.pop('_offsets', None)
         state.pop('_pixels', None)
         return state | {'_open': False}
+
+
+def _belongs_to_others(folder: Path) -> bool:
+    """Whether another user made the folder or a file in it, or it is a link."""
+    if not hasattr(os, 'getuid'):  # Windows
+        return False
+    return any(path.lstat().st_uid != os.getuid() for path in (folder, *folder.iterdir()))
 
 
 def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:

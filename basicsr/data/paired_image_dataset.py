@@ -16,6 +16,7 @@ from .data_util import (
     check_distinct_names,
     check_files_exist,
     check_image_options,
+    check_template,
     image_tensor,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
@@ -142,7 +143,7 @@ class PairedImageDataset(PairedImages, Dataset):
     def __init__(self, opt: dict):
         self._read_options(opt)
         self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
-        self.filename_tmpl = opt.get('filename_tmpl', '{}')
+        self.filename_tmpl = check_template(opt.get('filename_tmpl', '{}'))
         self.paths = PathTable(self._find_pairs(opt))
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))

@@ -1,5 +1,6 @@
 """Pairs of images out of tar shards, read from front to back."""
 
+import os
 import random
 import re
 import tarfile
@@ -140,11 +141,14 @@ def find_shards(shards: str | list[str]) -> list[str]:
     for name in [shards] if isinstance(shards, str) else shards:
         for part in braceexpand(name):
             if _is_address(part):
+                if re.search(r'[\s\'"`\\$\x00-\x1f]', part):  # some releases go through a shell
+                    raise ValueError(f'shards: the address {part!r} has blanks or quotes.')
                 found.append(part)
             elif re.match(r'[\w+.-]+:', part) and not Path(part).exists():
                 raise ValueError(f'shards: {part} is neither a file nor an https address.')
             else:
-                found_files = glob(str(Path(part).expanduser()))
+                # Absolute, since WebDataset would run what a file called pipe:… says.
+                found_files = glob(os.path.abspath(Path(part).expanduser()))
                 files = sorted(file for file in found_files if Path(file).is_file())
                 if not files:
                     raise FileNotFoundError(f'shards: there is no file {part}.')

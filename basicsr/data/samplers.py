@@ -5,7 +5,7 @@ the order that all ranks share): a run may begin anywhere, with any number of ra
 """
 
 import itertools
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def build_sampler(
             f'it out with {name}, whose epochs have no such length.'
         )
     elif ':' in name:
-        sampler_class = import_name(name, 'datasets.train.sampler')
+        sampler_class = import_name(name, 'datasets.train.sampler', Iterable)
     elif name in ORDERS:
         sampler_class = ORDERS[name]
     else:
@@ -286,6 +286,9 @@ def _numbers(source: Sequence[float] | str | None) -> np.ndarray:
     if not isinstance(source, str):
         return np.asarray(source)
     path = Path(source).expanduser()
-    if path.suffix == '.npy':
-        return np.load(path, allow_pickle=False).ravel()
-    return np.loadtxt(path, ndmin=1)
+    try:
+        if path.suffix == '.npy':
+            return np.load(path, allow_pickle=False).ravel()
+        return np.loadtxt(path, ndmin=1)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f'{path} holds no numbers, one a line or as .npy: {error}') from error

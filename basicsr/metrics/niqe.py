@@ -130,7 +130,7 @@ def _to_gray(img: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _pristine_model() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    with np.load(Path(__file__).with_name('niqe_pris_params.npz')) as model:
+    with np.load(Path(__file__).with_name('niqe_pris_params.npz'), allow_pickle=False) as model:
         return model['mu_pris_param'], model['cov_pris_param'], model['gaussian_window']
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr_scheduler
 
-from basicsr.utils.registry import import_name
+from basicsr.utils.registry import building, import_name
 from basicsr.utils.text import did_you_mean
 
 from . import lr_scheduler
@@ -46,7 +46,8 @@ def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, An
         chosen = options.keys() & _IMPLEMENTATIONS
         if has_fused and not chosen and all(_can_be_fused(p, optimizer_class) for p in params):
             options = options | {'fused': True}
-        return optimizer_class(params, **options)
+        with building(f'{optimizer_class.__name__} from {options}'):
+            return optimizer_class(params, **options)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f'{error}, while building {optimizer_class.__name__} from {options}'
@@ -164,7 +165,7 @@ def _build_muon(
 
 def _optimizer_class(name: str) -> type[Optimizer]:
     if ':' in name:
-        return import_name(name, 'optimizer')
+        return import_name(name, 'optimizer', Optimizer)
     known = {key: value for key, value in vars(torch.optim).items() if _is_optimizer(value)}
     if name not in known:
         hint = did_you_mean(name, known)
@@ -268,7 +269,8 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
             inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
             parts = {'schedulers': inner, 'optimizer': optimizer}
             return known[name](**parts, **options)
-        return known[name](optimizer, **options)
+        with building(f'train.scheduler {name} from {options}'):
+            return known[name](optimizer, **options)
     except KeyError as error:
         raise ValueError(f'train.scheduler: {name} needs {error}.') from error
     except (TypeError, ValueError) as error:

@@ -6,12 +6,14 @@ import io
 import logging
 import re
 import shutil
+import struct
 import zipfile
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy, deepcopy
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -25,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 # Wrappers prepend these to every key: DistributedDataParallel and torch.compile.
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
+
+# What torch and pickle raise for a damaged file.
+_DAMAGE = (
+    *(UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, OSError, AttributeError),
+    *(TypeError, AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
+)
 
 
 class _HashedFile(io.BufferedWriter):
@@ -169,7 +177,7 @@ def load_checkpoint(path: str | Path) -> Any:
     check_archive(path)
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:  # what is no checkpoint can make a reader fail in any way
+    except _DAMAGE as error:
         reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
@@ -181,18 +189,21 @@ def load_checkpoint(path: str | Path) -> Any:
 def check_archive(path: str | Path) -> None:
     """Compare the parts of a file of torch with their checksums, at which torch does not look.
 
-    Files of other kinds, and those written without checksums, are passed over.
+    Files of other kinds are passed over, checksums of those written without.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: The file is damaged, or would take more memory than it has: torch packs nothing.
     """
     if not zipfile.is_zipfile(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
-            has_checksums = any(part.CRC for part in archive.infolist())
-            wrong = archive.testzip() if has_checksums else None
-    except Exception as error:  # a damaged table of contents can ask for anything
+            parts = archive.infolist()
+            size = sum(part.file_size for part in parts)
+            if size > Path(path).stat().st_size:
+                raise ValueError(f'its parts have {size} bytes, more than the file')
+            wrong = archive.testzip() if any(part.CRC for part in parts) else None
+    except _DAMAGE as error:
         raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
     if wrong:
         raise ValueError(f'cannot load {path}: it is damaged (wrong checksum of {wrong}).')

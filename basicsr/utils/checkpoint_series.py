@@ -131,7 +131,10 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
         FileNotFoundError, ValueError: One of them is missing, or is not what was written.
     """
     state = load_checkpoint(file)
-    if not isinstance(state, dict) or 'iter' not in state:
+    numbers = {'iter': None, 'manual_seed': 0, 'samples': 0}
+    if not isinstance(state, dict) or not all(
+        isinstance(state.get(key, default), int) for key, default in numbers.items()
+    ):
         raise ValueError(f'{file} is not a training state.')
     records = state.get('files', {})
     models = folder_of_networks({**opt['path'], 'resume_state': str(file)})

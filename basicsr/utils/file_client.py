@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .lmdb_check import check_lmdb
+
 # Size and modification time, in ns.
 Stamp = tuple[int, int]
 
@@ -93,8 +95,7 @@ class LmdbBackend(BaseStorageBackend):
         if len(paths) != len(keys):
             raise ValueError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
         for path in paths:
-            if not (Path(path) / 'data.mdb').is_file():
-                raise FileNotFoundError(f'no LMDB at {path} (a folder with data.mdb).')
+            check_lmdb(path)
         self.db_paths = {
             key: str(Path(path).resolve()) for key, path in zip(keys, paths, strict=True)
         }
@@ -104,9 +105,13 @@ class LmdbBackend(BaseStorageBackend):
         """Value of the key ``filepath``; None if the database has no such key."""
         if client_key not in self.db_paths:
             raise KeyError(f"client_key '{client_key}' is not one of {list(self.db_paths)}.")
-        database = _open_lmdb(self.db_paths[client_key], **self._options)
-        with database.begin(write=False) as transaction:
-            return transaction.get(str(filepath).encode())
+        path = self.db_paths[client_key]
+        database, error_class = _open_lmdb(path, **self._options)
+        try:
+            with database.begin(write=False) as transaction:
+                return transaction.get(str(filepath).encode())
+        except error_class as error:
+            raise ValueError(f"{path}: cannot read the key '{filepath}': {error}.") from error
 
     def location(self, client_key: str = 'default') -> str:
         """Folder of the database."""
@@ -119,13 +124,17 @@ class LmdbBackend(BaseStorageBackend):
 
 
 @functools.cache
-def _open_lmdb(path: str, **options: Any) -> Any:
+def _open_lmdb(path: str, **options: Any) -> tuple[Any, type[Exception]]:
+    """The database, and the class of its errors."""
     # LMDB allows a database to be opened once per process: two datasets may share this handle.
     try:
         import lmdb
     except ImportError as error:
         raise ImportError('io_backend type lmdb needs: pip install lmdb') from error
-    return lmdb.open(path, **options)
+    try:
+        return lmdb.open(path, **options), lmdb.Error
+    except (lmdb.Error, TypeError, OverflowError) as error:
+        raise ValueError(f'cannot open the LMDB {path} with {options}: {error}.') from error
 
 
 class FileClient:

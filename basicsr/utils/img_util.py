@@ -1,6 +1,7 @@
 """Images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor
 
 from .misc import atomic_path
+
+# Of an image, by its header: a file of a few kilobytes may claim any size.
+_MOST_PIXELS = 2**28
+os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(_MOST_PIXELS))  # read at the import
 
 try:
     import cv2  # other modules import it from here, for the sake of the message below
@@ -112,7 +117,7 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
         float32: Return float32 in [0, 1]: 8-bit values divided by 255, 16-bit values by 65535.
 
     Raises:
-        ValueError: The bytes are no complete image.
+        ValueError: The bytes are no complete image, or one of more than 2 ** 28 pixels.
     """
     if flag not in _READ_FLAGS:
         raise ValueError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
@@ -121,6 +126,12 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
     try:
         img = cv2.imdecode(np.frombuffer(content, np.uint8), _READ_FLAGS[flag])
     except cv2.error as error:
+        if 'CV_IO_MAX_IMAGE' in str(error):
+            raise ValueError(
+                'The image claims to be larger than OpenCV reads. If it is, set the environment '
+                f'variable OPENCV_IO_MAX_IMAGE_PIXELS, now '
+                f'{os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"]}.'
+            ) from error
         raise ValueError(f'OpenCV cannot decode the image: {error}') from error
     if img is None:
         raise ValueError(

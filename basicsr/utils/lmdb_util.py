@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .img_util import cv2, imfrombytes
+from .lmdb_check import check_lmdb
 from .misc import atomic_path
 from .parallel import map_in_order
 from .text import some
@@ -140,6 +141,8 @@ class LmdbMaker:
                 f'{lmdb_path} already exists; remove it or choose another name, or go on with it '
                 '(resume=True).'
             )
+        if (lmdb_path / 'data.mdb').exists():
+            check_lmdb(lmdb_path)
         lmdb_path.parent.mkdir(parents=True, exist_ok=True)
         self.batch = batch
         self.compress_level = compress_level
@@ -197,7 +200,8 @@ class LmdbMaker:
 
 def _shape_of_png(data: bytes | memoryview) -> Shape:
     """Height, width and channels, from the header; OpenCV writes no palettes."""
-    if data[:8] != b'\x89PNG\r\n\x1a\n':
+    channels = {0: 1, 2: 3, 6: 4}.get(data[25] if len(data) > 25 else -1)
+    if data[:8] != b'\x89PNG\r\n\x1a\n' or channels is None:
         raise ValueError('the database holds other than PNG images: replace it.')
     width, height = struct.unpack('>II', data[16:24])
-    return height, width, {0: 1, 2: 3, 6: 4}[data[25]]
+    return height, width, channels

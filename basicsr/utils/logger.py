@@ -17,10 +17,18 @@ import numpy as np
 
 from .dist_util import get_dist_info
 from .misc import atomic_path, mkdir_and_rename
+from .text import printable
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = '%(asctime)s %(levelname)s: %(message)s'
+
+
+class _PlainFormatter(logging.Formatter):
+    """Shows a terminal nothing that it would obey: messages hold names of files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _ConsoleHandler(logging.StreamHandler):
@@ -89,7 +97,7 @@ def get_root_logger(
 
 
 def _add_handler(root: logging.Logger, handler: logging.Handler) -> None:
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(_PlainFormatter(_FORMAT))
     root.addHandler(handler)
 
 

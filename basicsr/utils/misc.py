@@ -38,9 +38,9 @@ def get_time_str() -> str:
 def mkdir_and_rename(path: str | Path) -> Path | None:
     """Make the folder ``path``; returns the archive name that an existing one is moved to."""
     path, archive = Path(path), None
-    if path.exists():
+    if os.path.lexists(path):  # of a link it is the link that is moved, wherever it leads
         archive = path.with_name(f'{path.name}_archived_{get_time_str()}')
-        while archive.exists():
+        while os.path.lexists(archive):
             archive = archive.with_name(f'{archive.name}_1')
         logger.info('Path already exists. Rename it to %s', archive)
         path.rename(archive)
@@ -102,12 +102,22 @@ def scandir(
     """
     if suffix is not None and not isinstance(suffix, str | tuple):
         raise TypeError(f'suffix must be a string or a tuple of strings, got {suffix!r}.')
-    return _scan(str(dir_path), os.path.join(dir_path, '') if full_path else '', suffix, recursive)
+    prefix = os.path.join(dir_path, '') if full_path else ''
+    return _scan(str(dir_path), prefix, suffix, recursive, ())
 
 
 def _scan(
-    folder: str, prefix: str, suffix: str | tuple[str, ...] | None, recursive: bool
+    folder: str,
+    prefix: str,
+    suffix: str | tuple[str, ...] | None,
+    recursive: bool,
+    above: tuple[tuple[int, int], ...],
 ) -> Iterator[str]:
+    if recursive:
+        status = os.stat(folder)
+        above = *above, (status.st_dev, status.st_ino)
+        if above[-1] in above[:-1]:
+            raise ValueError(f'{folder} is a link to a folder that it lies in: remove the link.')
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith('.'):
@@ -117,7 +127,7 @@ def _scan(
                     yield prefix + entry.name
             elif recursive and entry.is_dir():
                 inside = os.path.join(prefix, entry.name, '')
-                yield from _scan(entry.path, inside, suffix, recursive)
+                yield from _scan(entry.path, inside, suffix, recursive, above)
 
 
 @contextmanager

@@ -4,13 +4,42 @@ Everything else in an option file belongs to a component (network, dataset, loss
 optimizer), whose constructor signature is its schema.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    model_validator,
+)
 
 # Of a folder or a file on any system.
-PLAIN_NAME = r'^[\w+-][^/\\:*?"<>|\x00-\x1f]{0,199}$'
+_PLAIN_NAME = r'[\w+-][^/\\:*?"<>|\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{0,199}'
+_RESERVED = re.compile(r'(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)  # by Windows
+_LONGEST_NAME = 200  # bytes; files of a run add up to 55 to it, and systems end at 255
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a folder or a file may have the name on any system, and stays in its folder."""
+    return (
+        re.fullmatch(_PLAIN_NAME, text) is not None
+        and len(text.encode('utf-8', 'replace')) <= _LONGEST_NAME
+        and text[-1] not in '. '
+        and not _RESERVED.match(text)
+    )
+
+
+def _plain_name(text: str) -> str:
+    if not is_plain_name(text):
+        raise ValueError('must be a plain folder name')
+    return text
+
+
+PlainName = Annotated[str, AfterValidator(_plain_name)]
 
 
 # Options at top level that the training set reads too, if it degrades its images.
@@ -55,6 +84,11 @@ class Section(BaseModel):
     def is_known(cls, key: str) -> bool:
         return key in cls.known() or key.startswith(cls.families)
 
+    @classmethod
+    def names_files(cls, key: str) -> bool:
+        """Whether a file or folder of the run has the key in its name."""
+        return False
+
     def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Where options that are right by themselves do not go together, and why."""
         yield from ()
@@ -82,10 +116,8 @@ class DatasetOptions(Section):
         'shuffle_seed'
     )
 
-    name: str = Field(
-        '',
-        pattern=f'^$|{PLAIN_NAME}',
-        description='used in log lines and result folders; default: the key',
+    name: Annotated[str, AfterValidator(lambda name: name and _plain_name(name))] = Field(
+        '', description='used in log lines and result folders; default: the key'
     )
     type: str = Field(description='class in DATASET_REGISTRY')
     num_worker_per_gpu: int = Field(0, ge=0, description='loader processes per rank')
@@ -152,6 +184,10 @@ class DatasetsOptions(Section):
     @classmethod
     def inner(cls, key: str) -> type[Section] | None:
         return super().inner(key) or DatasetOptions
+
+    @classmethod
+    def names_files(cls, key: str) -> bool:
+        return True
 
 
 class TrainingDatasets(DatasetsOptions):
@@ -295,8 +331,8 @@ class ValOptions(Section):
 
     val_freq: int | None = Field(None, ge=1, description='iterations; ~: at the end alone')
     save_img: bool = Field(False, description='write result images')
-    suffix: str | None = Field(
-        None, pattern=PLAIN_NAME, description='ending of image names; ~: the experiment name'
+    suffix: PlainName | None = Field(
+        None, description='ending of image names; ~: the experiment name'
     )
     pbar: bool = Field(False, description='progress bar over the images')
     metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
@@ -349,7 +385,7 @@ class Options(Section):
         'l1_gt_usm percep_gt_usm gan_gt_usm'
     )
 
-    name: str = Field(pattern=PLAIN_NAME, description='of the run; debug inside: debug mode')
+    name: PlainName = Field(description='of the run; debug inside: debug mode')
     model_type: str = Field(description='class in MODEL_REGISTRY')
     scale: int | None = Field(None, ge=1, description='GT size / LQ size')
     num_gpu: Annotated[int, Field(ge=0)] | Literal['auto'] | None = Field(
@@ -365,6 +401,10 @@ class Options(Section):
         {}, description='backend; port, for SLURM; timeout: seconds to wait for each other, 1800'
     )
     find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
+
+    @classmethod
+    def names_files(cls, key: str) -> bool:
+        return key.startswith('network_')
 
 
 class TrainingOptions(Options):

@@ -5,18 +5,31 @@ import difflib
 import logging
 import os
 import random
+import re
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from .option_tables import DEGRADATION_OPTIONS, Section, TestOptions, TrainingOptions
+from .option_tables import (
+    DEGRADATION_OPTIONS,
+    Section,
+    TestOptions,
+    TrainingOptions,
+    is_plain_name,
+)
 from .registry import import_plugins
-from .yaml_util import KeyPath, Loader, OptionError, load_with_lines, ordered_yaml, yaml_load
+from .yaml_util import (
+    KeyPath,
+    OptionError,
+    load_value,
+    load_with_lines,
+    ordered_yaml,
+    yaml_load,
+)
 
 __all__ = [
     'OptionError',
@@ -76,7 +89,7 @@ def _force(opt: dict, entry: str, table: type[Section]) -> KeyPath:
     key, may_be_new = path[-1], owner is None or owner.has_component or owner.is_known(path[-1])
     if not (may_be_new and isinstance(section, dict)):
         key = _find_key(section, key, path[:-1], owner)
-    section[key] = yaml.load(text, Loader)  # a SafeLoader
+    section[key] = load_value(text, 'the value')
     return path
 
 
@@ -84,7 +97,7 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
     """``key`` if the section at ``path`` has it; the index that it is, if that is a list."""
     where = '.'.join(path) or 'the option file'
     if isinstance(section, list):
-        if key.removeprefix('-').isdigit() and -len(section) <= int(key) < len(section):
+        if re.fullmatch('-?[0-9]{1,9}', key) and -len(section) <= int(key) < len(section):
             return int(key)
         raise OptionError(f'{where} is a list of {len(section)}; give an index.')
     if not isinstance(section, dict):
@@ -113,8 +126,6 @@ class _OptionFile:
             self._forced.add(_force(self._opt, entry, self._table))
         except OptionError as error:
             self._problems.append((0, f'--force_yml {entry}: {error}'))
-        except yaml.YAMLError:
-            self._problems.append((0, f'--force_yml {entry}: the value is not valid YAML.'))
 
     def complete(self) -> dict:
         """The options with all defaults filled in.
@@ -145,6 +156,8 @@ class _OptionFile:
             key_path, inner = (*path, str(key)), table.inner(key)
             if inner and isinstance(value, dict):
                 self._check_spelling(inner, value, key_path)
+            if table.names_files(str(key)) and not is_plain_name(str(key)):
+                self._add(key_path, 'files are named after this key: it must be a plain name')
             if table.is_known(str(key)):
                 continue
             missing = table.known() - set(section)
@@ -213,8 +226,8 @@ def _explain(causes: list[Any]) -> str:
     fixed = {'missing': 'required, and not given', 'extra_forbidden': 'unknown key'}
     if kind in fixed:
         return fixed[kind]
-    if kind == 'string_pattern_mismatch':
-        return f'must be a plain folder name, got {given!r}'
+    if kind == 'value_error':  # of a check of ours
+        return f'{causes[0]["ctx"]["error"]}, got {given!r}'
     if kind == 'model_type':
         return f'must be a section of keys, got {given!r}'
     texts = (cause['msg'][0].lower() + cause['msg'][1:] for cause in causes)
@@ -337,7 +350,7 @@ def _expand_roots(dataset: dict) -> None:
     for root in ('dataroot_gt', 'dataroot_lq'):
         if isinstance(dataset.get(root), str):
             dataset[root] = os.path.expanduser(dataset[root])
-        elif isinstance(dataset.get(root), list):
+        elif isinstance(dataset.get(root), list) and all(isinstance(f, str) for f in dataset[root]):
             dataset[root] = [os.path.expanduser(folder) for folder in dataset[root]]
 
 

@@ -11,14 +11,29 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+BUILDING = 'while building'  # begins a note on an error that options have caused
 PLUGIN_SUFFIXES = ('_arch', '_dataset', '_loss', '_metric', '_model')
 
 # Modules that import_plugins has imported; worker processes that start afresh import them again.
 plugin_modules: list[str] = []
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """Within the block errors get the note that ``what`` was being built.
+
+    Options of the wrong type or size make constructors fail anywhere, in torch for the most part.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f'{BUILDING} {what}')
+        raise
 
 
 class Registry:
@@ -84,16 +99,15 @@ class Registry:
         Raises:
             KeyError: ``opt`` has no type, or no entry has that name.
             TypeError: The entry does not take one of the options, or misses one.
+
+        Errors of the entry have a note on what was being built.
         """
         options = deepcopy(dict(opt))
         if 'type' not in options:
             raise KeyError(f"the options {options} have no 'type', the name of the {self._name}.")
         entry = self.get(options.pop('type'))
-        try:
+        with building(f"{self._name} '{opt['type']}' from {dict(opt)}"):
             return entry(**given, **options)
-        except TypeError as error:
-            error.add_note(f"while building {self._name} '{opt['type']}' from {dict(opt)}")
-            raise
 
     def __contains__(self, name: object) -> bool:
         self._import_home()
@@ -129,20 +143,35 @@ class Registry:
         )
 
 
-def import_name(name: str, option: str) -> Any:
+def import_name(name: str, option: str, kind: type | None = None) -> Any:
     """What ``module:name`` names: a class or function in a plug-in folder or an installed package.
 
     Args:
         option: The key that holds ``name``, for messages.
+        kind: What it must be a subclass of; None: a function, defined in Python.
+
+    Raises:
+        ValueError: There is no such thing, or it is of another kind. Modules of Python itself have
+            none that an option can mean, and some that run programs: they are not looked into.
     """
     module, _, attribute = name.partition(':')
+    if module.partition('.')[0] in sys.stdlib_module_names:
+        raise ValueError(
+            f"{option} '{name}' is part of Python; name a {kind.__name__ if kind else 'function'} "
+            'of a plug-in or an installed package.'
+        )
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(
             f"{option} '{name}' cannot be imported: {error}. It is module:name, the module in a "
             'folder of plugins or installed.'
         ) from error
+    if kind is None and not inspect.isfunction(found):
+        raise ValueError(f"{option} '{name}' is no function: {found!r}.")
+    if kind is not None and not (inspect.isclass(found) and issubclass(found, kind)):
+        raise ValueError(f"{option} '{name}' must be a subclass of {kind.__name__}: {found!r}.")
+    return found
 
 
 def _is_builtin(obj: Any) -> bool:

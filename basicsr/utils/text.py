@@ -1,13 +1,27 @@
 """Words for messages."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+# Besides those of ASCII also the marks that turn the direction of what is shown.
+_CONTROL = re.compile(
+    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]'
+)
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """``; did you mean 'x'?`` if a known name is close, else a full stop."""
     close = difflib.get_close_matches(str(name), sorted(map(str, known)), n=1)
     return f"; did you mean '{close[0]}'?" if close else '.'
+
+
+def printable(text: str) -> str:
+    """The text with control characters, but for tabs and ends of lines, written as ``\\x1b``.
+
+    A terminal obeys some of them, and names of files may have any.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
 
 
 def some(items: Sequence[str], count: int = 5) -> str:

@@ -1,5 +1,10 @@
-"""Option files as YAML: read safely, each key with its line, nothing given twice."""
+"""Option files as YAML: read safely, each key with its line, nothing given twice.
 
+A file from anywhere is read in little time and memory, or refused: its size, its depth and what its
+aliases amount to are limited far above what people write.
+"""
+
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -10,6 +15,11 @@ import yaml
 
 KeyPath = tuple[str, ...]
 
+_MOST_BYTES = 2**18  # of a file: the largest published recipe has 4 kB
+_DEEPEST = 40  # sections within sections
+_MOST_VALUES = 50_000  # with every alias written out
+_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]')
+
 
 class OptionError(ValueError):
     """What is wrong with an option file or the command line, one line per problem."""
@@ -18,18 +28,85 @@ class OptionError(ValueError):
 class Loader(yaml.SafeLoader):
     """Safe YAML with the float rule of YAML 1.2 (``1e-4`` is a number), no key given twice."""
 
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _error_at(self.peek_event(), f'more than {_DEEPEST} sections within each other')
+        node = super().compose_node(parent, index)  # pyright: ignore[reportArgumentType]
+        self._depth -= 1
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
-            line, name = key.start_mark.line + 1, (key.tag, str(key.value))
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused later, as it cannot be hashed
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
             if name in lines and key.tag != 'tag:yaml.org,2002:merge':
-                raise OptionError(
-                    f'{key.start_mark.name}:{line}: {key.value}: given twice, first in line '
-                    f'{lines[name]}; remove one.'
+                raise _error_at(
+                    key, f'{key.value}: given twice, first in line {lines[name]}; remove one'
                 )
             lines[name] = line
         return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _check_size(node, {})
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        if _CONTROL.search(node.value):
+            raise _error_at(node, f'{_short(node.value)} has control characters')
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            # All of these come of a text that is not what its tag or its first letters promise.
+            kind = node.tag.rpartition(':')[2]
+            raise _error_at(node, f'{_short(node.value)} is no {kind}') from error
+        is_infinite = (
+            isinstance(value, float) and math.isinf(value) and 'inf' not in node.value.lower()
+        )
+        if is_infinite or (isinstance(value, int) and abs(value) >= 2**63):
+            raise _error_at(node, f'the number {_short(node.value)} is too large')
+        return value
+
+
+def _error_at(place: Any, text: str) -> OptionError:
+    """The error of a node or event, which know their file and line."""
+    return OptionError(f'{place.start_mark.name}:{place.start_mark.line + 1}: {text}.')
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f'{text[:40]}…')
+
+
+def _check_size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """How many values a node holds with its aliases written out, and in how many levels.
+
+    Args:
+        known: These numbers of the nodes seen before; (0, 0) while a node is being measured.
+    """
+    if node in known:
+        if known[node] == (0, 0):
+            raise _error_at(node, 'a section contains itself')
+        return known[node]
+    known[node] = 0, 0
+    children = [node.value] if isinstance(node, yaml.ScalarNode) else node.value
+    count = depth = 0
+    for child in children:
+        for part in child if isinstance(child, tuple) else (child,):
+            inner = _check_size(part, known) if isinstance(part, yaml.Node) else (0, 0)
+            count, depth = count + inner[0], max(depth, inner[1])
+    if count >= _MOST_VALUES:
+        raise _error_at(node, f'more than {_MOST_VALUES} values, with the aliases in it')
+    if depth >= _DEEPEST:
+        raise _error_at(node, f'more than {_DEEPEST} sections within each other')
+    known[node] = count + 1, depth + 1
+    return known[node]
 
 
 class Dumper(yaml.SafeDumper):
@@ -80,27 +157,50 @@ def load_with_lines(file: str | Path) -> tuple[dict, dict[KeyPath, int]]:
     """The mapping of an option file, and the line of every key path in it."""
     if not Path(file).is_file():
         raise FileNotFoundError(f'no option file {file} (looked in {Path.cwd()}).')
+    size = Path(file).stat().st_size
+    if size > _MOST_BYTES:
+        raise OptionError(
+            f'{file}: {size:,} bytes are no option file; it has at most {_MOST_BYTES:,}.'
+        )
     try:
         return _parse(Path(file).read_text(encoding='utf-8'), str(file))
     except UnicodeDecodeError as error:
         raise OptionError(f'{file}: not UTF-8 text ({error}).') from None
 
 
+def load_value(text: str, name: str) -> Any:
+    """The value that YAML text stands for; errors as for ``yaml_load``."""
+    return _read(text, name)[0]
+
+
 def _parse(text: str, name: str) -> tuple[dict, dict[KeyPath, int]]:
+    content, node = _read(text, name)
+    if node is None or not isinstance(content, dict):
+        raise OptionError(f'{name}: an option file is a mapping of keys to values.')
+    return content, dict(_lines(node, ()))
+
+
+def _read(text: str, name: str) -> tuple[Any, yaml.Node | None]:
+    loader = None
     try:
         loader = Loader(text)
         loader.name = name
         node = loader.get_single_node()
-        content = loader.construct_document(node) if node else None
+        return loader.construct_document(node) if node else None, node
+    except yaml.reader.ReaderError as error:
+        line = text.count('\n', 0, error.position) + 1
+        raise OptionError(
+            f'{name}:{line}: not valid YAML: special characters are not allowed.'
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise OptionError(f'{name}:{line}: not valid YAML: {error.problem}.') from None
-    except yaml.YAMLError as error:
-        raise OptionError(f'{name}: not valid YAML: {" ".join(str(error).split())}') from None
-    if node is None or not isinstance(content, dict):
-        raise OptionError(f'{name}: an option file is a mapping of keys to values.')
-    return content, dict(_lines(node, ()))
+    except OptionError:
+        raise
+    except (ValueError, OverflowError) as error:  # of PyYAML, such as for the escape \UFFFFFFFF
+        line = loader.line + 1 if loader else 1
+        raise OptionError(f'{name}:{line}: not valid YAML: {error}.') from None
 
 
 def _lines(node: yaml.Node, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:

@@ -377,3 +377,40 @@ def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         check_image_options(options)
     check_image_options({'color': 'y', 'mean': [0.5], 'std': [0.5], 'meta_info': None})
+
+
+@pytest.mark.parametrize(
+    'name',
+    ['../x.png', '/etc/x.png', 'a/../../x.png', 'C:x.png', '..\\x.png', '\x1b[2Jx.png'],
+)
+def test_a_list_cannot_name_what_lies_outside_its_folder(tmp_path, name):
+    (tmp_path / 'list.txt').write_text(f'a/1.png (1,1,3)\n{name} (1,1,3)\n')
+    (tmp_path / 'x.lmdb').mkdir()
+    (tmp_path / 'x.lmdb' / 'meta_info.txt').write_text(f'{name} (1,1,3) 1\n')
+    for read in (
+        lambda: data_util.names_from_meta_info_file(tmp_path / 'list.txt'),
+        lambda: data_util.paths_from_lmdb(tmp_path / 'x.lmdb'),
+        lambda: data_util.image_name(name, {'io_backend': {'type': 'lmdb'}}),
+    ):
+        with pytest.raises(ValueError, match='is no name of an image below a folder'):
+            read()
+
+
+def test_a_list_in_another_encoding_is_named(tmp_path):
+    (tmp_path / 'list.txt').write_bytes('ä.png'.encode('utf-16'))
+    with pytest.raises(ValueError, match=r'list\.txt: not UTF-8 text'):
+        data_util.text_lines(tmp_path / 'list.txt')
+
+
+def test_folders_that_hold_themselves_through_a_link_are_refused(tmp_path):
+    (tmp_path / 'a').mkdir()
+    for name in ('b', 'c'):  # two of them would be followed in 2 ** 40 ways
+        (tmp_path / 'a' / name).symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r'a/[bc] is a link to a folder that it lies in'):
+        data_util.list_images(tmp_path, recursive=True)
+
+
+@pytest.mark.parametrize('template', ['x', '{:>999999999}', '{0.__class__}', '{}{}', '{', 3, None])
+def test_a_template_has_one_place_for_the_name(template):
+    with pytest.raises(ValueError, match='filename_tmpl must have {} once'):
+        data_util.check_template(template)

@@ -354,3 +354,29 @@ def test_auto_drops_caches_that_nobody_uses(tmp_path, monkeypatch):
     os.utime(old.folder / 'about.json', (0, 0))
     assert open_cache('auto', ['/new'], 'color', 'x').folder == new.folder
     assert not old.folder.exists()
+
+
+def test_a_cache_of_another_user_is_not_served(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    mine = open_cache('auto', ['a'], 'color', 'images')
+    assert mine is not None and mine.folder.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr('os.getuid', lambda: 12345)
+    assert open_cache('auto', ['a'], 'color', 'images') is None
+    assert 'belongs to another user' in caplog.text
+    assert open_cache(str(tmp_path / 'shared'), ['a'], 'color', 'images') is not None
+
+
+def test_a_damaged_header_is_not_served(tmp_path):
+    img = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    cache = ImageCache(tmp_path, ['a'])
+    cache.put(0, (1, 2), img)
+    data = (cache.folder / 'pixels.bin').read_bytes()
+    served = 0
+    for place in range(64, 64 + 48):
+        (cache.folder / 'pixels.bin').write_bytes(
+            data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+        )
+        served += ImageCache(tmp_path, ['a']).get(0, (1, 2)) is not None
+    assert served == 0
+    (cache.folder / 'pixels.bin').write_bytes(data)
+    assert np.array_equal(ImageCache(tmp_path, ['a']).get(0, (1, 2)), img)

@@ -194,3 +194,19 @@ def test_a_stream_is_no_part_of_a_mixture(shards):
     opt = {'type': 'ConcatDataset', 'phase': 'train', 'scale': 2, 'gt_size': 16, 'parts': parts}
     with pytest.raises(ValueError, match='PairedTarDataset is read from front to back'):
         build_dataset(opt)
+
+
+def test_a_file_named_like_a_command_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'pipe:touch marker;.tar').write_bytes(b'')
+    for pattern in ('*.tar', 'pipe:touch marker;.tar'):
+        assert find_shards(pattern) == [str(tmp_path / 'pipe:touch marker;.tar')]
+    with pytest.raises(ValueError, match='cannot read'):
+        next(iter(PairedTarDataset(options('*.tar', num_samples=1))))
+    assert not (tmp_path / 'marker').exists()
+
+
+@pytest.mark.parametrize('rest', ["'; touch x; '", '`touch x`', '$(touch x)', 'a b', '"'])
+def test_an_address_that_a_shell_would_obey_is_refused(rest):
+    with pytest.raises(ValueError, match='has blanks or quotes'):
+        find_shards(f'https://localhost/{rest}.tar')

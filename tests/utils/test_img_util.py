@@ -1,7 +1,9 @@
 import errno
+import resource
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import cv2
@@ -229,3 +231,27 @@ def test_a_failing_opencv_names_the_headless_build(tmp_path):
     assert run.returncode == 1
     assert 'libGL.so.1' in run.stderr
     assert 'pip install opencv-python-headless' in run.stderr
+
+
+def _chunk(kind, data):
+    checksum = zlib.crc32(kind + data).to_bytes(4)
+    return len(data).to_bytes(4) + kind + data + checksum
+
+
+@pytest.mark.parametrize('kind', ['png', 'ppm', 'bmp'])
+def test_an_image_that_claims_billions_of_pixels_is_refused_before_memory_is_taken(kind):
+    side = (50_000).to_bytes(4)
+    bmp = bytearray(cv2.imencode('.bmp', np.zeros((4, 4, 3), np.uint8))[1])
+    bmp[18:26] = side[::-1] * 2
+    content = {
+        'png': b'\x89PNG\r\n\x1a\n'
+        + _chunk(b'IHDR', side + side + bytes([8, 2, 0, 0, 0]))
+        + _chunk(b'IDAT', zlib.compress(bytes(10**7)))
+        + _chunk(b'IEND', b''),
+        'ppm': b'P6\n50000 50000\n255\n' + bytes(100),
+        'bmp': bytes(bmp),
+    }[kind]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match='OPENCV_IO_MAX_IMAGE_PIXELS, now 268435456'):
+        imfrombytes(content)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB

@@ -482,7 +482,7 @@ def test_sections_of_the_runner_may_be_forced_into_being(parse):
         ('network_g:rgb_mean:x:y=0', 'network_g.rgb_mean is a list of 3; give an index.'),
         ('network_g:type:x=0', 'network_g.type holds no keys.'),
         ('name', "write it as key:subkey=value, with an '='."),
-        ('name=[1', 'the value is not valid YAML.'),
+        ('name=[1', "the value:1: not valid YAML: expected ',' or ']', but got '<stream end>'."),
     ],
 )
 def test_forced_keys_that_nothing_reads_are_refused(parse, entry, message):
@@ -997,3 +997,35 @@ def test_numbers_without_end_and_unknown_keys_of_train_are_refused(run, train_op
     opt['train'][key] = value
     with pytest.raises(OptionError, match=f'train.{key}'):
         run(opt)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        *('', '.', '..', '../x', '/tmp/x', 'a/b', 'a\\b', '~', 'x\n', 'x\x1b[2J', 'x.', 'x '),
+        *('con', 'NUL.txt', 'a' * 201, '猫' * 70, 'a\u202eb'),
+    ],
+)
+def test_files_can_be_given_no_name_that_leads_elsewhere(parse, name):
+    for option, key in {'name': 'name', 'datasets:val:name': 'datasets.val.name'}.items():
+        if key != 'name' and not name:
+            continue  # it stands for the key
+        with pytest.raises(OptionError, match='(plain folder name|control characters)') as error:
+            parse(TRAIN, *force(f'{option}={json.dumps(name)}'))
+        assert '\x1b' not in str(error.value)
+
+
+@pytest.mark.parametrize('section', ['datasets', ''])
+def test_a_key_that_files_are_named_after_is_a_plain_name(parse, section):
+    key = 'val_/../../x' if section else 'network_/../../x'
+    line = f'{key}: {{type: SingleImageDataset, dataroot_lq: x}}'
+    text = (
+        TRAIN.replace('datasets:\n', f'datasets:\n  {line}\n') if section else f'{TRAIN}\n{line}\n'
+    )
+    with pytest.raises(OptionError, match='files are named after this key: it must be a plain'):
+        parse(text)
+
+
+def test_a_name_of_other_letters_is_plain(parse):
+    for name in ('001_EDSR_x4', '模型', 'v1.5 (b)', '_x', 'console'):
+        assert parse(TRAIN, *force(f'name={json.dumps(name)}'))['name'] == name
