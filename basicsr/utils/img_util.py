@@ -2,6 +2,7 @@
 
 import math
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from torch import Tensor
 
 from .misc import atomic_path
 
+# JPEG's markers of a frame, in which the size of the image stands (T.81, table B.1).
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 # Of an image, by its header: a file of a few kilobytes may claim any size.
 _MOST_PIXELS = 2**28
+# JPEG writes a bit for 64 pixels at least, so half of this.
+_MOST_PIXELS_PER_BYTE = 1024
 os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(_MOST_PIXELS))  # read at the import
 
 try:
@@ -123,6 +128,7 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
         raise ValueError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
     if not content:
         raise ValueError('The image is empty (0 bytes).')
+    _check_jpeg(content)
     try:
         img = cv2.imdecode(np.frombuffer(content, np.uint8), _READ_FLAGS[flag])
     except cv2.error as error:
@@ -144,6 +150,24 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
     img = img.astype(np.float32)
     img /= white
     return img
+
+
+def _check_jpeg(content: bytes) -> None:
+    """Refuse a JPEG file that is far too small for its size in pixels: OpenCV would fill them."""
+    place = 2 if content[:2] == b'\xff\xd8' else len(content)
+    while place + 9 <= len(content) and content[place] == 0xFF:
+        marker = content[place + 1]
+        if marker in _FRAMES:
+            height, width = struct.unpack_from('>HH', content, place + 5)
+            if height * width > _MOST_PIXELS_PER_BYTE * len(content):
+                raise ValueError(
+                    f'{len(content)} bytes are no JPEG image of {height} x {width} pixels '
+                    '(height x width): cut off or damaged.'
+                )
+            return
+        # Of a segment its length follows; fill bytes may come before one.
+        length = 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
+        place += 1 if marker == 0xFF else length
 
 
 def imwrite(

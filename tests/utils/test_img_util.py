@@ -255,3 +255,15 @@ def test_an_image_that_claims_billions_of_pixels_is_refused_before_memory_is_tak
     with pytest.raises(ValueError, match='OPENCV_IO_MAX_IMAGE_PIXELS, now 268435456'):
         imfrombytes(content)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.parametrize('options', [[], [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]])
+def test_a_jpeg_that_is_too_small_for_its_pixels_is_refused_before_it_is_decoded(options):
+    flat = np.full((2048, 2048), 127, np.uint8)
+    content = cv2.imencode('.jpg', flat, [cv2.IMWRITE_JPEG_QUALITY, 1, *options])[1].tobytes()
+    assert np.ptp(imfrombytes(content)) == 0, 'nothing is smaller than one colour'
+    place = content.index(b'\xff\xc2' if options else b'\xff\xc0') + 5
+    large = content[:place] + b'\x3f\xff' * 2 + content[place + 4 :]
+    for claim in (large, large[:2] + b'\xff' + large[2:]):
+        with pytest.raises(ValueError, match='no JPEG image of 16383 x 16383 pixels'):
+            imfrombytes(claim[: len(claim) // 4])
