@@ -75,6 +75,7 @@ def small(train_opt, model_type, name, **overrides):
 ADVERSARIAL_AND_BLIND = ['SRGANModel', 'ESRGANModel', 'RealESRNetModel', 'RealESRGANModel']
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_resume_every_model_alike(run, train_in_two, train_opt):
     """All ranks end with the same weights, also after a stop; losses that are means over the batch
     make the update of one process with twice the batch.
@@ -113,6 +114,7 @@ def test_two_processes_train_and_resume_every_model_alike(run, train_in_two, tra
     assert [row['sample'] for row in rows_of_both] == list(range(16))
 
 
+@pytest.mark.slow
 def test_two_processes_accumulate_and_average_once_a_step(run, train_in_two, train_opt):
     """Two parts of two ranks make the step of the whole batch; LBFGS sees the loss of all ranks."""
     optim_g = {'type': 'LBFGS', 'lr': 0.5, 'max_iter': 3, 'line_search_fn': 'strong_wolfe'}
@@ -153,6 +155,7 @@ def test_two_processes_accumulate_and_average_once_a_step(run, train_in_two, tra
             assert ours == pytest.approx(theirs, rel=100 * tolerance)
 
 
+@pytest.mark.slow
 def test_two_processes_agree_on_networks_with_normalisation(run, train_in_two, train_opt, tmp_path):
     """Layer norms train as in one process; of running statistics rank 0's count, also in averages
     and where images of a validation are shared.
@@ -188,6 +191,7 @@ def test_two_processes_agree_on_networks_with_normalisation(run, train_in_two, t
     assert psnr_of(run, opt, file, 'params_ema') == ema['metrics/val/psnr']
 
 
+@pytest.mark.slow
 def test_two_processes_crop_in_stages_and_mix_batches_alike(train_in_two, train_opt):
     """All ranks end with the same weights, also after a stop."""
     stages = [{'iters': 2, 'gt_size': [8, 24]}, {'gt_size': 12, 'batch_size_per_gpu': 1}]

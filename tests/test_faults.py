@@ -6,6 +6,8 @@ import re
 import pytest
 from runs import checkpoint, differences, rows
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 3  # dist_params.timeout, in seconds
 
 

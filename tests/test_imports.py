@@ -36,7 +36,8 @@ LAYERS = {
     'trial.py': {'models', 'data', 'utils', 'train', 'cli'},
     'tune.py': {'utils'},
     'replay.py': {'models', 'utils'},
-    'cli.py': {'train', 'test', 'tune', 'replay', 'models', 'data', 'utils'},
+    'verify_resume.py': {'utils', 'train', 'cli'},
+    'cli.py': {'train', 'test', 'tune', 'verify_resume', 'replay', 'models', 'data', 'utils'},
     'version.py': set(),
     '__init__.py': set(),
 }

@@ -211,6 +211,7 @@ def test_one_line_is_added_to_the_file_of_a_project_and_nothing_else(run, window
     assert 'Saving models and training states.' in log_text(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('project', ['windowed', 'degraded'])
 def test_all_lines_together_train_and_are_resumed_with_equal_bits(run, request, project):
     opt = added(request.getfixturevalue(project), EVERYTHING)

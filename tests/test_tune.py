@@ -88,6 +88,7 @@ def files(folder):
     return {file for file in folder.rglob('*') if '__pycache__' not in file.parts}
 
 
+@pytest.mark.slow
 def test_the_fastest_settings_are_found_and_can_be_pasted(slow_opt, run, tmp_path, environment):
     (tmp_path / 'x.yml').touch()
     before = files(tmp_path)

@@ -165,7 +165,8 @@ def check_file(file: Path, record: Mapping[str, Any] | None) -> None:
         FileNotFoundError, ValueError: It is missing, or is not what was written.
     """
     if not file.is_file():
-        raise FileNotFoundError(f'no checkpoint file {file}.')
+        advice = ' Without it, leave train.posthoc_ema out.' if 'averages_' in file.name else ''
+        raise FileNotFoundError(f'no checkpoint file {file}.{advice}')
     if record is None:  # written by BasicSR 1.x
         check_archive(file)
         return

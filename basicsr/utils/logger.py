@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .dead_worker import why_worker_died
 from .dist_util import get_dist_info
 from .misc import atomic_path, mkdir_and_rename
 from .text import printable
@@ -31,7 +32,16 @@ class _PlainFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-class _ConsoleHandler(logging.StreamHandler):
+class _Handler(logging.StreamHandler):
+    """Lets the error through by which torch, from a signal's handler, tells of a dead worker."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if why_worker_died(sys.exc_info()[1]):
+            raise
+        super().handleError(record)
+
+
+class _ConsoleHandler(_Handler):
     """Prints above a progress bar instead of through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -41,7 +51,7 @@ class _ConsoleHandler(logging.StreamHandler):
             super().emit(record)
 
 
-class _LogFile(logging.FileHandler):
+class _LogFile(logging.FileHandler, _Handler):
     """A text log; while its disk is full it says so once, and lines are lost."""
 
     _has_failed = False

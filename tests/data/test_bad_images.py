@@ -241,6 +241,7 @@ def test_what_the_machine_lacks_is_no_fault_of_an_image():
     assert not is_bad_data(ConnectionResetError('gone'))
 
 
+@pytest.mark.slow
 def test_two_processes_write_each_file_down_once(run_program, opt, write, tmp_path, repository):
     options, gt, _ = opt()
     options['datasets']['train'].update(cache='off', dataset_enlarge_ratio=2)

@@ -205,7 +205,7 @@ def test_a_resume_without_the_averages_or_with_other_lengths_is_refused(run, tra
     with pytest.raises(ValueError, match=r'has the lengths \[0\.05, 0\.1\], not \[0\.1, 0\.2\]'):
         run(train_opt(train__posthoc_ema=[0.1, 0.2]), '--auto_resume')
     (folder / 'models/averages_2.pth').unlink()
-    with pytest.raises(FileNotFoundError, match=r'no .*averages_2\.pth.* leave the option out'):
+    with pytest.raises(ValueError, match=r'no .*averages_2\.pth.* leave train.posthoc_ema out'):
         run(train_opt(train__posthoc_ema=True), '--auto_resume')
     assert (run(train_opt(), '--auto_resume') / 'models/net_g_6.pth').is_file()
 

@@ -277,6 +277,7 @@ def test_a_rank_keeps_no_more_than_its_share_of_files(run, opt, poison, monkeypa
     assert end(folder)[1]['precision']['watch']['skipped'] == 3
 
 
+@pytest.mark.slow
 def test_two_processes_agree_on_what_only_one_of_them_has_met(
     run_program, opt, write, tmp_path, repository
 ):

@@ -89,6 +89,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 def test_shards_train_validate_and_resume_as_whole_networks_do(
     run, train_in_two, two_val_opt, tmp_path
 ):

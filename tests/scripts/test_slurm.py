@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / 'scripts' / 'slurm' / 'train.sbatch'
 
@@ -38,6 +40,7 @@ class AskingModel(SRModel):
 """
 
 
+@pytest.mark.slow
 def test_a_job_saves_its_state_before_its_end_queues_again_and_goes_on(train_opt, tmp_path):
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(f'#!/bin/sh\n{text}\n')

@@ -491,6 +491,7 @@ def try_checkpoints(guarded: Path, case: Path, rng: random.Random) -> str | None
         file.write_bytes(change_bytes(source.read_bytes(), rng))
     opt = small_options(guarded) | {'auto_resume': False, 'is_train': True, 'rank': 0}
     opt['path'] |= {'resume_state': str(file), 'models': 'm', 'training_states': str(file.parent)}
+    opt['path']['experiments_root'] = str(case)
     try:
         if file.suffix == '.state':
             load_resume_state(opt)

@@ -189,6 +189,7 @@ def test_states_without_records_are_gone_on_from_and_looked_at_as_far_as_can_be(
     assert iteration_begun_at(folder) == 4, 'it has been written anew'
 
 
+@pytest.mark.slow
 def test_all_ranks_pass_over_the_same_checkpoint_or_refuse(
     cut, write, run_program, repository, tmp_path, monkeypatch
 ):

@@ -482,3 +482,17 @@ def test_events_that_cannot_be_written_cost_one_warning(tmp_path, capsys, small_
     printed = capsys.readouterr().err
     assert printed.count('TensorBoardWriter failed and is switched off') == 1
     assert 'Traceback' not in printed
+
+
+def test_the_error_of_a_dead_loader_process_gets_through_a_log_line(tmp_path, monkeypatch):
+    """torch raises it in a signal's handler, wherever the program is."""
+    root = get_root_logger(log_file=tmp_path / 'x.log')
+
+    def die(_):
+        raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed. ')
+
+    for handler in root.handlers:
+        with monkeypatch.context() as patch:
+            patch.setattr(handler.formatter, 'format', die)
+            with pytest.raises(RuntimeError, match='pid 7'):
+                root.info('a line')

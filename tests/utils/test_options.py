@@ -336,6 +336,9 @@ def test_defaults_fill_what_is_not_given(parse):
     assert opt['logger'] == {
         'print_freq': 100,
         'save_checkpoint_freq': 5000,
+        'checkpoint_format': 'pth',
+        'keep_last': None,
+        'keep_best': False,
         'use_tb_logger': True,
         'wandb': {'project': None, 'resume_id': None},
     }

@@ -76,6 +76,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_state_and_says_so(
     assert differences(final_state(folder), final_state(run(signalled('whole', **options)))) == []
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
     signalled, run_program, write, repository, tmp_path
 ):
