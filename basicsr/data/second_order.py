@@ -409,6 +409,14 @@ def _compress(
     return _in_groups(step, images, chosen)
 
 
+def compile_jpeg(device: torch.device) -> None:
+    """Have the JPEG compression on a device compiled, for all batches and models to come.
+
+    The other steps are left as they are: blurs are Fourier transforms, resizing has its kernels.
+    """
+    _jpeg(device).compile()
+
+
 @functools.cache
 def _jpeg(device: torch.device) -> DiffJPEG:
     """Its tables are constants: they need to reach a device only once."""

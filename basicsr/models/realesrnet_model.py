@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from basicsr.data.progressive import crop_sizes
-from basicsr.data.second_order import check_options, draw_recipes, make_pairs
+from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import read_rows
@@ -106,6 +106,9 @@ class BlindDegradation(BaseModel):
             self._make_pool(opt)
         super().__init__(opt)
         self.usm_sharpener = USMSharp().to(self.device)
+        # On a CPU it takes longer so.
+        if opt['is_train'] and opt['train'].get('compile') and self.device.type == 'cuda':
+            compile_jpeg(self.device)
 
     def _check_options(self, opt: dict) -> None:
         train_set = opt['datasets']['train']

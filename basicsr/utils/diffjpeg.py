@@ -12,6 +12,7 @@ frequency.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -305,6 +306,16 @@ class DiffJPEG(nn.Module):
         rounding = diff_round if differentiable else torch.round
         self.compress = CompressJpeg(rounding)
         self.decompress = DeCompressJpeg(rounding)
+        self._round_trip = self._plain_round_trip
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """``torch.compile``, once for all sizes: images of other sizes compile nothing anew."""
+        options.setdefault('dynamic', True)
+        self._round_trip = torch.compile(self._plain_round_trip, *args, **options)
+
+    def _plain_round_trip(self, image: Tensor, factor: float | Tensor) -> Tensor:
+        planes = self.compress(image, factor)
+        return self.decompress(*planes, *image.shape[-2:], factor)
 
     def forward(self, x: Tensor, quality: float | Tensor) -> Tensor:
         """Compress and decompress images.
@@ -322,6 +333,5 @@ class DiffJPEG(nn.Module):
         factor = quality_to_factor(quality)
         # Autocast would take the transform's products to half precision: an error of whole steps.
         with torch.autocast(x.device.type, enabled=False):
-            planes = self.compress(image, factor)
-            image = self.decompress(*planes, *image.shape[-2:], factor)
+            image = self._round_trip(image, factor)
         return image[:, :c, :h, :w].to(x.dtype)

@@ -239,3 +239,32 @@ def test_the_transform_is_that_of_opencv():
 def test_gray_has_no_chroma_coefficients():
     _, cb, cr = CompressJpeg()(torch.full((1, 3, 16, 16), 0.4))
     assert not cb.any() and not cr.any()
+
+
+def test_a_compiled_one_gives_the_same_values_for_any_size_and_number_of_images():
+    """As one graph, which is traced again for no size: the numbers are a backend's affair."""
+    plain, compiled = DiffJPEG(differentiable=False), DiffJPEG(differentiable=False)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled.compile(backend=backend, fullgraph=True)
+    for count, height, width in ((4, 64, 48), (3, 37, 53), (2, 128, 32)):
+        images = waves(count, 3, height, width).float()
+        quality = torch.linspace(30, 90, count)
+        assert torch.equal(compiled(images, quality), plain(images, quality))
+    assert len(graphs) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_a_compiled_one_is_close_on_a_gpu():
+    plain, compiled = (DiffJPEG(differentiable=False).cuda() for _ in range(2))
+    compiled.compile()
+    for size in (64, 100):
+        images, quality = waves(4, 3, size, size).float().cuda(), torch.full((4,), 60.0)
+        difference = (compiled(images, quality) - plain(images, quality)).abs()
+        # A coefficient that lies between two steps may be rounded to the other one.
+        assert difference.mean() < 1e-3
