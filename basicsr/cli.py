@@ -105,8 +105,10 @@ def replay_incident(arguments: list[str]) -> None:
 
     def write(root: Path) -> None:
         from basicsr.replay import replay
+        from basicsr.utils.text import printable
 
-        sys.stdout.write('\n'.join([*replay(args.incident, args.weights, root), '']))
+        lines = replay(args.incident, args.weights, root)
+        sys.stdout.write(printable('\n'.join([*lines, ''])))
 
     run(write, Path.cwd())
 

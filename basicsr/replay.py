@@ -1,5 +1,6 @@
 """Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from basicsr.models import build_model
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.misc import check_resume
-from basicsr.utils.options import parse_options
+from basicsr.utils.options import parse_args, parse_options
 from basicsr.utils.rng import seed_all
+from basicsr.utils.text import some
 
 _NAMED = 5  # layers and parameters of each kind
 # Of a step: what makes no other numbers, or would hide where these come from.
@@ -27,11 +29,18 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
             run began with.
         root_path: Parent of ``experiments/``.
     """
-    content = load_checkpoint(incident)
-    if not isinstance(content, dict) or 'not_finite' not in content:
-        raise ValueError(f'{incident} is not a file of {Path("experiments/NAME/incidents")}.')
-    folder = Path(incident).resolve().parents[1]
-    model, begin = _build(folder, content, weights, root_path)
+    content, path = load_checkpoint(incident), Path(incident).resolve()
+    if path.parent.name != 'incidents' or not _is_incident(content):
+        raise ValueError(
+            f'{incident} is not a file of experiments/NAME/incidents: it is replayed where the run '
+            'has put it, with the option file of the folder above.'
+        )
+    model, begin = _build(path.parents[1], content, weights, root_path)
+    unknown = content['batch'].keys() - set(model.batch_tensors)
+    if unknown:
+        raise ValueError(
+            f'{incident}: {type(model).__name__} has no batch of {some(sorted(unknown))}.'
+        )
     for name, value in content['batch'].items():
         setattr(model, name, value.to(model.device))
     if hasattr(model, 'gt') and 'gt' not in content['batch']:
@@ -57,16 +66,36 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
     return lines
 
 
+def _is_incident(content: Any) -> bool:
+    kinds = {'iter': int, 'rank': int, 'manual_seed': int, 'samples': list, 'not_finite': list}
+    return (
+        isinstance(content, dict)
+        and all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(name, str) for name in content['not_finite'])
+        and content.get('amp') in (None, 'bf16', 'fp16')
+        and isinstance(content.get('batch'), dict)
+        and all(isinstance(value, Tensor) for value in content['batch'].values())
+        and 'lq' in content['batch']
+    )
+
+
 def _build(folder: Path, content: dict, weights: str | None, root: Path) -> tuple[Any, str]:
     """The model of a run as it was before an incident, and what its weights are called."""
     files = sorted(folder.glob('*.yml'), key=lambda file: file.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f'no copy of the option file in {folder}.')
-    sys.argv = ['basicsr replay', '-opt', str(files[-1])]
+    _, _, command, *_ = files[-1].read_text(encoding='utf-8').splitlines()  # as copied
+    forced = parse_args(shlex.split(command.removeprefix('# '))[1:]).force_yml
+    sys.argv = [
+        'basicsr replay',
+        '-opt',
+        str(files[-1]),
+        *(['--force_yml', *forced] * bool(forced)),
+    ]
     opt, _ = parse_options(root, is_train=True)
     opt['manual_seed'] = content['manual_seed']
     opt['train'].update(dict.fromkeys(_LEFT_OUT), amp=content['amp'], on_nonfinite='stop')
-    saved = [file.stem.rpartition('_')[2] for file in (folder / 'models').glob('net_g_*.pth')]
+    saved = [file.stem.rpartition('_')[2] for file in (folder / 'models').glob('net_g_*.*')]
     earlier = [int(label) for label in saved if label.isdigit() and int(label) < content['iter']]
     begin = 'the weights that the run began with'
     if weights is None and earlier:

@@ -74,7 +74,8 @@ def train_pipeline(root_path: str | Path) -> None:
     logger.info(dict2str(opt))
     warn_of_other_programs()
     preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
-    with_rollbacks(functools.partial(train, args.opt, preemption), opt)
+    with preemption:
+        with_rollbacks(functools.partial(train, args.opt, preemption), opt)
 
 
 def train(
@@ -91,7 +92,7 @@ def train(
     """
     logger = get_root_logger()
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
-    resume_state = load_resume_state(opt)
+    resume_state = load_resume_state(opt, is_rollback=first_sample is not None)
     if resume_state and first_sample is not None:
         resume_state['samples'] = first_sample
     start_iter = resume_state['iter'] if resume_state else 0
@@ -148,7 +149,7 @@ def train(
 
     note('data', start_iter + 1)
     # The iterations come first: after the last step no batch is asked for.
-    for current_iter, data in zip(iterations(opt, start_iter, preemption), batches, strict=False):
+    for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
         data_timer.record()
         epoch = model.samples_seen // sampler.total_size
         stage = schedule.stage(current_iter)
@@ -222,22 +223,22 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
     seed_all(opt['manual_seed'], opt['rank'], current_iter)
     model.samples_seen += schedule.batch_size(current_iter)
     model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
-    model.precision.watch.begin(model.trained_networks().values())
+    model.precision.watch.begin(model.trained_networks)
     model.feed_data(data)
     model.mix_batch()
     model.optimize_parameters(current_iter)
     model.update_averages(current_iter)
 
 
-def load_resume_state(opt: dict) -> dict | None:
+def load_resume_state(opt: dict, is_rollback: bool = False) -> dict | None:
     """The training state to go on from, if any; networks are then loaded from beside it.
 
     ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
-    has started again; else ``path.resume_state`` counts.
+    has started again; else, and for a rollback, ``path.resume_state`` counts.
     """
     logger, path = get_root_logger(), opt['path']
     cause = '--auto_resume' if opt['auto_resume'] else None
-    if was_begun_by_launcher(path['experiments_root']):
+    if not is_rollback and was_begun_by_launcher(path['experiments_root']):
         cause = 'Started again by torchrun'
     chosen = choose_state(opt, cause)
     if chosen is None:
@@ -370,10 +371,10 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
     return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
 
 
-def iterations(opt: dict, start_iter: int, preemption: PreemptionWatch) -> Iterator[int]:
+def iterations(opt: dict, start_iter: int) -> Iterator[int]:
     """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal.
 
-    Signals take effect between two steps; Ctrl-C the second time at once.
+    Ctrl-C takes effect between two steps; the second time at once.
     """
     total_iter = opt['train']['total_iter']
     bar = tqdm(
@@ -383,7 +384,7 @@ def iterations(opt: dict, start_iter: int, preemption: PreemptionWatch) -> Itera
         disable=None if opt['rank'] == 0 else True,
         unit='iter',
     )
-    with preemption, delayed_interrupt() as interrupt:
+    with delayed_interrupt() as interrupt:
         for current_iter in bar:
             yield current_iter
             if interrupt.is_set():

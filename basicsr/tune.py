@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from basicsr.utils.children import end, start
+from basicsr.utils.children import end, end_with_children, start
 from basicsr.utils.text import sizeof_fmt
 from basicsr.utils.tuning import (
     ACCEPTED,
@@ -200,7 +199,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """``basicsr tune -opt FILE``; returns the exit status."""
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # trials end with this process
+    end_with_children()
     with TemporaryDirectory(prefix='basicsr_tune_', ignore_cleanup_errors=True) as folder:
         try:
             return tune(args, Path(folder))

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from basicsr.utils.children import end, start
+from basicsr.utils.children import end, end_with_children, start
 from basicsr.utils.yaml_util import OptionError, yaml_load
 
 
@@ -46,10 +46,11 @@ class Trainings:
         }
         if opt.get('val'):
             forced['val:val_freq'] = max(args.iters // 2, 1)
-        if opt.get('manual_seed') is None:
+        seeded = any(entry.startswith('manual_seed=') for entry in args.force_yml)
+        if opt.get('manual_seed') is None and not seeded:
             forced['manual_seed'] = args.seed
         entries = [f'{key}={json.dumps(value)}' for key, value in forced.items()]
-        self._arguments = ['-opt', args.opt, '--force_yml', *entries, *args.force_yml]
+        self._arguments = ['-opt', args.opt, '--force_yml', *args.force_yml, *entries]
         self._program = ['basicsr.verify_resume']
         if args.nproc > 1:
             torchrun = ['torch.distributed.run', '--standalone', f'--nproc_per_node={args.nproc}']
@@ -161,9 +162,12 @@ def verify(args: argparse.Namespace, folder: Path, tell: Callable[[str], Any]) -
         wait = random_moments.uniform(0, 2 * step)  # while it saves or validates, too
         killed = trainings.run('killed', moment, wait)
         kills += killed
-        last = trainings.rows('killed')[-1]['iter']
+        rows = trainings.rows('killed')
+        last = rows[-1]['iter'] if rows else 0
         where = f'after iteration {last} was logged' if killed else 'too late, it had ended'
         tell(f'kill {number} of {args.kills}: {where}\n')
+        if not killed:
+            break
     trainings.run('killed')
     folders = [trainings.folder_of(name) for name in ('whole', 'killed')]
     found = next(differences(*folders), None)
@@ -197,7 +201,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--seed', type=int, default=0, help='of the moments of the kills; 0')
     parser.add_argument('--keep', metavar='FOLDER', help='a new folder for both trainings, kept')
     args = parser.parse_args(arguments)
-    args.save_every = args.save_every or max(args.iters // 4, 1)
+    if args.save_every is None:
+        args.save_every = max(args.iters // 4, 1)
     if args.iters < 2 or min(args.kills, args.nproc, args.save_every) < 1:
         parser.error('--iters must be above 1; --kills, --nproc and --save-every above 0.')
     if args.keep and Path(args.keep).exists():
@@ -208,7 +213,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """``basicsr verify-resume -opt FILE``; returns the exit status."""
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # trainings end with this process
+    end_with_children()
     try:
         if args.keep:
             Path(args.keep).mkdir(parents=True)
@@ -240,10 +245,13 @@ def train_until_killed(kill_after: int | None, wait: float, mark: str) -> None:
         Path(mark).touch()
         os.killpg(0, signal.SIGKILL)
 
+    timer = threading.Timer(wait, kill)
+
     def make_step_and_begin(model: Any, data: Any, current_iter: int, *args: Any) -> None:
         make_step(model, data, current_iter, *args)
-        if current_iter == kill_after and model.opt['rank'] == 0:
-            threading.Timer(wait, kill).start()
+        is_due = kill_after is not None and current_iter >= kill_after
+        if is_due and model.opt['rank'] == 0 and timer.ident is None:
+            timer.start()
 
     basicsr.train.make_step = make_step_and_begin
     run(basicsr.train.train_pipeline, Path.cwd())

@@ -53,7 +53,7 @@ class BadImages:
     def __init__(self, file: Path | None = None, length: int | None = None):
         self.file = file
         self.length = length
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # by path, the sample it was first met for
         self._told = 0
 
     def passes_over(self, error: Exception, number: int) -> bool:
@@ -76,11 +76,13 @@ class BadImages:
                 row = {'path': path, 'reason': reason, 'sample': number}
                 with self.file.open('a', encoding='utf-8') as file:
                     file.write(json.dumps(row) + '\n')
-                self._known.add(key)
+                self._known[key] = number
         seen = min(number + 1, self.length or number + 1)
-        if len(self._known) > max(_FEW, _SHARE * seen):
+        # A run that was resumed knows of samples that it has yet to see.
+        count = sum(sample <= number for sample in self._known.values())
+        if count > max(_FEW, _SHARE * seen):
             raise ValueError(
-                f'{len(self._known)} of the first {seen} images cannot be used, which is too many '
+                f'{count} of the first {seen} images cannot be used, which is too many '
                 f'for datasets.train.on_error: skip. They are listed in {self.file}; the last one: '
                 f'{reason}'
             )
@@ -100,4 +102,5 @@ class BadImages:
     def _read(self, file: Path) -> None:
         """Take in what other processes have written."""
         if file.exists():
-            self._known |= {row['path'] or row['reason'] for row in read_rows(file)}
+            for row in read_rows(file):
+                self._known.setdefault(row['path'] or row['reason'], row['sample'])

@@ -22,7 +22,7 @@ from basicsr.utils.checkpoint import (
     select_params,
     strip_wrapper_prefixes,
 )
-from basicsr.utils.checkpoint_series import CheckpointSeries
+from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import from_master, get_dist_info, master_only
 from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.safetensors_file import require_safetensors
@@ -653,11 +653,12 @@ class BaseModel:
         self.load_extra_state(resume_state)
 
     def drop_later_files(self, iteration: int) -> None:
-        """Remove from the run's folder what a run that goes on at an iteration makes again.
+        """Take out of the run's folder what a run that goes on at an iteration makes again.
 
         ``samples_seen`` has been set to what was seen until then. Only rank 0 calls it, while no
         rank reads or writes there.
         """
+        set_aside_later(self.opt['path'], iteration)
         drop_later_snapshots(self.opt['path']['models'], iteration)
 
 

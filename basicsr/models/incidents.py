@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.checkpoint import copy_to_cpu, save_checkpoint
+from basicsr.utils.checkpoint_series import numbered_states
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info
 from basicsr.utils.logger import get_env_info
 
@@ -73,6 +74,13 @@ class Guard:
         self.watch = model.precision.watch
         self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
         self._pending: deque[_Iteration] = deque()
+        # Such as masks with -inf, which stay so.
+        self._not_finite = {
+            (name, key)
+            for name, net in model.trained_networks().items()
+            for key, tensor in _numbers(net).items()
+            if not tensor.isfinite().all()
+        }
         self._logged: dict[str, deque[float]] = {}
         self._told: set[str] = set()
 
@@ -107,9 +115,13 @@ class Guard:
         """Look at all iterations and at the weights, before these are saved or scored."""
         self._look(keep=0)
         for name, net in self.model.trained_networks().items():
-            finite = [tensor.isfinite().all() for tensor in _numbers(net)]
+            finite = [
+                tensor.isfinite().all()
+                for key, tensor in _numbers(net).items()
+                if (name, key) not in self._not_finite
+            ]
             if finite and _on_any_rank(torch.stack(finite).all().logical_not_()):
-                raise FloatingPointError(
+                self._end(
                     f'{name} has weights or statistics that are not finite, after iteration '
                     f'{self.model.current_iter}: nothing is saved. {_advice(self.watch.policy)}'
                 )
@@ -132,10 +144,11 @@ class Guard:
     def _found(self) -> dict[str, Tensor]:
         """What the steps of an iteration have noted, on its way to main memory."""
         found = self.watch.take()
-        losses = [v.detach().float() for v in self.model.log_dict.values() if isinstance(v, Tensor)]
-        if not found and losses and self.model.precision.amp != 'fp16':  # a step of the user's own
-            bad = torch.stack([loss.isfinite().all() for loss in losses]).all().logical_not_()
-            found = {'': F.pad(_on_any_rank(bad).view(1), (0, 2))}
+        if not found and self.model.precision.amp != 'fp16':  # a step of the user's own
+            losses = [value for value in self.model.log_dict.values() if isinstance(value, Tensor)]
+            if losses:
+                bad = torch.stack([loss.isfinite().all() for loss in losses]).all().logical_not_()
+                found = {'': F.pad(_on_any_rank(bad).view(1), (0, 2))}
         return {label: value.to('cpu', non_blocking=True) for label, value in found.items()}
 
     def _look(self, keep: int) -> None:
@@ -157,16 +170,15 @@ class Guard:
         is_own = any(not math.isfinite(value) for value in losses.values())
         of_some = any(value[0] for value in step.found.values())
         file = self._write(step, losses, broken) if is_own or not of_some else None
-        barrier()  # the first rank that ends has all others ended
         what = (
             f'Iteration {step.number}: not finite: {", ".join(broken) or "a loss of another rank"}'
         )
         kept = f' The batch is kept: basicsr replay {file or self.folder / "FILE"}'
-        if self.watch.policy == 'skip':
+        if self.watch.policy == 'skip' and '' not in step.found:
             self.watch.skipped += 1
             self.watch.in_a_row += 1
             if self.watch.in_a_row >= MOST_IN_A_ROW:
-                raise FloatingPointError(
+                self._end(
                     f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
                     f'(train.on_nonfinite: skip) is of no help. {_advice("stop")}{kept}'
                 )
@@ -178,17 +190,26 @@ class Guard:
             return
         if self.watch.policy == 'rollback':
             self._roll_back(step, what, kept)
-        raise FloatingPointError(f'{what}. {_advice("stop")}{kept}')
+        self._end(f'{what}. {_advice("stop")}{kept}')
 
-    def _roll_back(self, step: _Iteration, what: str, kept: str) -> None:
+    def _end(self, message: str) -> NoReturn:
+        """End the run on all ranks, when what was handed over has been written.
+
+        The first rank that ends has all others ended.
+        """
+        if self.model.saver is not None:
+            self.model.saver.close()
+        barrier()
+        raise FloatingPointError(message)
+
+    def _roll_back(self, step: _Iteration, what: str, kept: str) -> NoReturn:
         if self.model.saver is not None:
             self.model.saver.close()
         path = self.model.opt['path']
-        states = [s for s in Path(path['training_states']).glob('*.state') if s.stem.isdigit()]
-        newest = max(states, key=lambda state: int(state.stem), default=path['resume_state'])
-        newest = from_master(str(newest or ''))
+        states = [*numbered_states(path['training_states'])]
+        newest = from_master(str(states[-1] if states else path['resume_state'] or ''))
         if not newest:
-            raise FloatingPointError(
+            self._end(
                 f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
                 f'rollback): lower logger.save_checkpoint_freq. {_advice("stop")}{kept}'
             )
@@ -247,16 +268,17 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
             'Back to %s, and on with sample %d (train.on_nonfinite: rollback, the %s of %d).',
             *(checkpoint, samples, _ordinal(counts[checkpoint]), MOST_ROLLBACKS),
         )
-        own = {**deepcopy(opt), 'auto_resume': True}
+        own = {**deepcopy(opt), 'auto_resume': False}
+        own['path']['resume_state'] = checkpoint
         gc.collect()  # the model and the loader of before are gone
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def _numbers(net: torch.nn.Module) -> list[Any]:
+def _numbers(net: torch.nn.Module) -> dict[str, Any]:
     """Its parameters and buffers that may be something else than finite, this rank's part."""
-    tensors: list[Any] = [*net.parameters(), *net.buffers()]
-    return [getattr(t, 'to_local', t.detach)() for t in tensors if t.is_floating_point()]
+    tensors: list[tuple[str, Any]] = [*net.named_parameters(), *net.named_buffers()]
+    return {k: getattr(t, 'to_local', t.detach)() for k, t in tensors if t.is_floating_point()}
 
 
 def _on_any_rank(flag: Tensor) -> Tensor:

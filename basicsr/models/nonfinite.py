@@ -1,6 +1,6 @@
 """Noticing in a step that a loss or a gradient is not finite, without waiting for the device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,10 +31,10 @@ class NumberWatch:
         self._found: dict[str, Tensor] = {}
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
-    def begin(self, networks: Iterable[nn.Module]) -> None:
+    def begin(self, networks: Callable[[], Mapping[str, nn.Module]]) -> None:
         """Keep the running statistics before an iteration: a batch that is left out enters none."""
         if self.policy == 'skip':
-            self._buffers = [(b, b.clone()) for net in networks for b in net.buffers()]
+            self._buffers = [(b, b.clone()) for net in networks().values() for b in net.buffers()]
 
     def note(self, label: str, loss: Tensor | None, norm: Tensor) -> Tensor:
         """Note the numbers of a step; every rank has to call it.
@@ -48,7 +48,8 @@ class NumberWatch:
         Returns:
             1 on all ranks if a number of any of them is not finite, else 0.
         """
-        values = torch.stack([norm if loss is None else loss.detach().to(norm), norm.detach()])
+        own = norm if loss is None else loss.to(norm).reshape(())
+        values = torch.stack([own, norm]).detach()
         bad = values.isfinite().logical_not_().float()
         if get_dist_info()[1] > 1:  # losses differ, and what follows must not
             dist.all_reduce(bad, dist.ReduceOp.MAX)

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import logging
+import os
 import re
 import shutil
 import struct
@@ -102,7 +103,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class BackgroundSaver:
     """Writes checkpoints in a thread, one after the other, from copies in main memory.
 
-    What has been handed over is still written if the program ends by an exception or Ctrl-C.
+    What has been handed over is still written if the program ends by an exception or Ctrl-C, unless
+    a launcher ends it before, since another rank has ended.
     """
 
     _MOST_PENDING = 4  # the files of one iteration; more would only pile up in memory
@@ -221,12 +223,15 @@ def convert(source: str | Path, target: str | Path, key: str | None = None) -> N
     """
     if Path(target).suffix not in ('.pth', '.safetensors'):
         raise ValueError(f'{target} must end in .pth or .safetensors.')
-    if Path(target).exists():
+    if os.path.lexists(target):
         raise FileExistsError(f'{target} exists: remove it, or give another name.')
     content = load_checkpoint(source)
+    if not isinstance(content, dict):
+        raise ValueError(f'{source} holds a {type(content).__name__}; a dict is needed.')
     if key is not None:
-        if key not in content:
-            raise ValueError(f"{source} has no key '{key}'; its keys are {', '.join(content)}.")
+        if not isinstance(content.get(key), Mapping):
+            found = ', '.join(map(str, content)) or 'none'
+            raise ValueError(f"{source} has no state dict '{key}'; its keys are: {found}.")
         content = content[key]
     save_checkpoint(content, target)
 

@@ -7,14 +7,14 @@ whole, with files that are as it says, is one that a run can go on from.
 import hashlib
 import logging
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from .agreement import check_file_of_all
 from .checkpoint import check_archive, load_checkpoint, save_checkpoint
 from .dist_util import from_master, get_dist_info
-from .misc import folder_of_networks, network_file
+from .misc import folder_of_networks, get_time_str, network_file
 from .text import sizeof_fmt
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,29 @@ def numbered_states(folder: str | Path) -> list[Path]:
     """The files ``<iter>.state`` of a folder by iteration; of a folder that is not there none."""
     states = (file for file in Path(folder).glob('*.state') if re.fullmatch(r'\d+', file.stem))
     return sorted(states, key=_number)
+
+
+def set_aside_later(path: Mapping[str, Any], iteration: int) -> None:
+    """Move checkpoints beyond the iteration that a run is resumed at into a folder of their own.
+
+    They are damaged, or of what has been given up: the newest state shall be of this run.
+
+    Args:
+        path: The options of that section.
+    """
+    states = [
+        file for file in numbered_states(path['training_states']) if _number(file) > iteration
+    ]
+    if not states:
+        return
+    root = Path(path['experiments_root'])
+    target = root / f'given_up_{get_time_str()}'
+    for state in states:
+        networks = Path(path['models']).glob(f'*_{state.stem}.*')
+        for file in (state, *networks):
+            (target / file.parent.name).mkdir(parents=True, exist_ok=True)
+            file.rename(target / file.parent.name / file.name)
+    logger.warning('The checkpoints beyond iteration %d are now in %s.', iteration, target)
 
 
 def _number(state: Path) -> int:
@@ -144,7 +167,7 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _needed(
-    iteration: int, opt: Mapping[str, Any], models: Path, records: Container[str]
+    iteration: int, opt: Mapping[str, Any], models: Path, records: Collection[str]
 ) -> list[Path]:
     """The files of an iteration that a run reads when it goes on from there."""
     ignored = opt['path'].get('ignore_resume_networks') or []
@@ -153,7 +176,8 @@ def _needed(
         for key in opt
         if key.startswith('network_') and opt[key] is not None and key not in ignored
     ]
-    files = [network_file(models, label, iteration, records) for label in labels]
+    found = [network_file(models, label, iteration, records) for label in labels]
+    files = [file for file in found if file is not None]
     averages = models / f'averages_{iteration}.pth'
     return [*files, averages] if averages.name in records and opt['train']['posthoc_ema'] else files
 

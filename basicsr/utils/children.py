@@ -54,3 +54,10 @@ def _descendants(pid: int) -> list[int]:
     for number in found:
         found += children[number]
     return found[1:]
+
+
+def end_with_children() -> None:
+    """Have this process end as by Ctrl-C, and its children with it, also by other signals."""
+    for name in ('SIGTERM', 'SIGHUP'):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)

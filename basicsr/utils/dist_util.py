@@ -59,7 +59,7 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
     if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
         backend = 'gloo'
     timeout = kwargs.pop('timeout', DEFAULT_TIMEOUT)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (0 < timeout < 1e9):
         raise ValueError(f'dist_params.timeout is {timeout!r}; give seconds above 0.')
     kwargs['timeout'] = datetime.timedelta(seconds=timeout)
     try:

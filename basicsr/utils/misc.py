@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -191,7 +191,7 @@ def remove_stale_temporaries(folder: str | Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def check_resume(opt: dict, resume_iter: int, files: Container[str] = ()) -> None:
+def check_resume(opt: dict, resume_iter: int, files: Collection[str] = ()) -> None:
     """Point ``path.pretrain_network_*`` at the networks saved with a training state.
 
     What the option file says of pretrained weights (file, key, strictness) is for the first start;
@@ -210,22 +210,30 @@ def check_resume(opt: dict, resume_iter: int, files: Container[str] = ()) -> Non
         if network in ignored:
             continue
         label = network.removeprefix('network_')
-        path[f'pretrain_{network}'] = str(network_file(models, label, resume_iter, files))
+        file = network_file(models, label, resume_iter, files)
+        if file is None:
+            continue
+        path[f'pretrain_{network}'] = str(file)
         path[f'param_key_{label}'] = 'params'
         path[f'strict_load_{label}'] = True
         logger.info('Resume %s from %s', network, path[f'pretrain_{network}'])
 
 
-def network_file(models: Path, label: str, iteration: int, files: Container[str] = ()) -> Path:
+def network_file(
+    models: Path, label: str, iteration: int, files: Collection[str] = ()
+) -> Path | None:
     """Where ``network_<label>`` of an iteration is, in either format.
 
     Args:
-        files: Names of the files that the training state of the iteration records.
+        files: Names of the files that the training state of the iteration records. If it has some
+            and no such network, as of a model that does not save one, the result is None.
     """
-    torch_file = models / f'net_{label}_{iteration}.pth'
-    other = torch_file.with_suffix('.safetensors')
-    is_other = other.name in files or not (torch_file.name in files or torch_file.is_file())
-    return other if is_other and other.is_file() else torch_file
+    torch_file, other = (
+        models / f'net_{label}_{iteration}{ending}' for ending in ('.pth', '.safetensors')
+    )
+    if files:
+        return next((file for file in (torch_file, other) if file.name in files), None)
+    return other if other.is_file() and not torch_file.is_file() else torch_file
 
 
 def folder_of_networks(path: dict) -> Path:

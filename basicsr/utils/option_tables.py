@@ -6,7 +6,7 @@ optimizer), whose constructor signature is its schema.
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,8 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -70,6 +72,18 @@ class Section(BaseModel):
         if not isinstance(section, dict):
             return section
         return {k: v for k, v in section.items() if v is not None or k not in cls.model_fields}
+
+    @field_validator('*', mode='before')
+    @classmethod
+    def _take_no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[info.field_name or ''].annotation
+        if (
+            isinstance(value, bool)
+            and {int, float} & {kind, *get_args(kind)}
+            and bool not in get_args(kind)
+        ):
+            raise ValueError('must be a number')
+        return value
 
     @classmethod
     def defaults(cls) -> Self:
@@ -437,7 +451,9 @@ class TrainingOptions(Options):
             if self.train.sharding:
                 yield where, 'skip does not go with train.sharding: take rollback or stop'
             for name in ('optim_g', 'optim_d'):
-                if isinstance(others.get(name), dict) and others[name].get('type') == 'LBFGS':
+                if isinstance(others.get(name), dict) and str(others[name].get('type')).endswith(
+                    'LBFGS'
+                ):
                     yield where, f'skip cannot undo the steps of LBFGS ({name}): take rollback'
 
         mixing = self.train.mixing

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import re
+import shlex
 import sys
 import time
 from collections import defaultdict
@@ -425,6 +426,6 @@ def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
     source, target = Path(opt_file), Path(experiments_root) / Path(opt_file).name
     if target.exists() and source.samefile(target):
         return
-    header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {" ".join(sys.argv)}\n\n'
+    header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {shlex.join(sys.argv)}\n\n'
     with atomic_path(target, durable=False) as temporary:
         temporary.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -118,4 +119,9 @@ def _agents() -> set[str]:
     """The torchrun processes of all nodes; they outlive the ranks that they start."""
     if not dist.is_torchelastic_launched():
         return set()
-    return set(gather_lists([f'{socket.gethostname()}:{os.getppid()}']))
+    agent = os.getppid()
+    begin = os.environ.get('TORCHELASTIC_RUN_ID', '')
+    with suppress(OSError):  # in containers all agents have one number; Linux tells their start
+        stat = Path(f'/proc/{agent}/stat').read_text()
+        begin = stat.rpartition(')')[2].split()[19]
+    return set(gather_lists([f'{socket.gethostname()}:{agent}:{begin}']))

@@ -43,8 +43,12 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
     if keys and len(keys) < len(content):
         raise ValueError(_refusal(content.keys() - keys))
     named = {f'{key}.{name}': value for key in keys for name, value in content[key].items()}
+    if len(named) < sum(len(content[key]) for key in keys):
+        raise ValueError(
+            f'the keys {", ".join(keys)} and names below them are ambiguous when joined.'
+        )
     named = named if keys else dict(content)
-    others = [name for name, value in named.items() if not isinstance(value, Tensor)]
+    others = [name for name, value in named.items() if not _can_be_kept(name, value)]
     if others:
         raise ValueError(_refusal(others))
     tensors, listed = _separate(named), json.dumps(keys)
@@ -52,7 +56,19 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
 
 
 def _refusal(names: Any) -> str:
-    return f'a safetensors file holds tensors alone, and no {", ".join(sorted(map(str, names)))}.'
+    return (
+        f'a safetensors file holds tensors alone, and no {", ".join(sorted(map(str, names)))}: '
+        'dense ones with values, under names that are texts.'
+    )
+
+
+def _can_be_kept(name: Any, value: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not (value.is_quantized or value.is_meta)
+    )
 
 
 def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,8 +114,11 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
     checksum, _, keys = metadata[_ENTRY].partition(' ')
     if checksum != _checksum(tensors, keys):
         raise ValueError(f'cannot load {path}: it is damaged (wrong checksum).')
-    content: dict[str, Any] = {key: {} for key in json.loads(keys)}
-    for name, tensor in tensors.items() if content else ():
-        key, _, inner = name.partition('.')
-        content[key][inner] = tensor
+    try:
+        content: dict[str, Any] = {key: {} for key in json.loads(keys)}
+        for name, tensor in tensors.items() if content else ():
+            key = max((key for key in content if name.startswith(f'{key}.')), key=len)
+            content[key][name.removeprefix(f'{key}.')] = tensor
+    except (ValueError, TypeError) as error:
+        raise ValueError(f'cannot load {path}: it lists no keys ({error}).') from error
     return content or tensors

@@ -308,8 +308,8 @@ def verdict(
         # Most ranks wait for the others; in a loop on a GPU they may be steps ahead.
         blamed = [report for report in reports.values() if not report.waits]
         blamed = blamed or list(reports.values())
-        behind = min(report.iteration for report in blamed)
-        blamed = [report for report in blamed if report.iteration == behind]
+        behind = min(map(_progress, blamed))
+        blamed = [report for report in blamed if _progress(report) == behind]
     names = ', '.join(str(report.rank) for report in blamed)
     lines = [
         f'rank {names} has not made progress for {timeout:g} s, and all others wait '
@@ -321,6 +321,11 @@ def verdict(
     if waiting:
         lines.append(f'Waiting: {some(waiting, 3)}.')
     return '\n'.join(lines), [report.rank for report in blamed]
+
+
+def _progress(report: Report) -> tuple[int, int]:
+    order = ('start', 'data', 'step', 'saving', 'validation', 'end')
+    return report.iteration, order.index(report.phase)
 
 
 def _is_of_communication(error: BaseException) -> bool:

@@ -263,3 +263,12 @@ def test_two_processes_write_each_file_down_once(run_program, opt, write, tmp_pa
     for folder in folders:
         rows = read_rows(folder / 'skipped.jsonl')
         assert sorted(Path(row['path']).name for row in rows) == ['0001.png', '0004.png']
+
+
+def test_what_a_lost_part_of_a_run_has_met_does_not_count_before_it_comes_again(tmp_path):
+    rows = [{'path': f'{n}.png', 'reason': 'cut off', 'sample': 100 + n} for n in range(20)]
+    (tmp_path / 'skipped.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    bad_images = BadImages(tmp_path / 'skipped.jsonl', 1000)
+    assert bad_images.passes_over(ValueError('new'), 50)
+    with pytest.raises(ValueError, match='22 of the first 121 images'):
+        bad_images.passes_over(ValueError('another'), 120)

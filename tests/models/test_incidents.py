@@ -11,6 +11,7 @@ from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
 from basicsr.models import incidents
 from basicsr.models.incidents import Guard
+from basicsr.models.nonfinite import NumberWatch
 from basicsr.models.sr_model import SRModel
 
 POLICIES = ['stop', 'skip', 'rollback']
@@ -348,6 +349,9 @@ class Scripted:
         self.opt = {'path': {'experiments_root': str(tmp_path)}}
         self.precision = type('Precision', (), {'watch': None})
 
+    def trained_networks(self):
+        return {}
+
 
 def test_a_loss_that_jumps_is_told_once(tmp_path, caplog):
     import logging
@@ -416,3 +420,36 @@ def test_the_file_of_a_blind_degradation_has_its_whole_recipe(run, opt, poison, 
     content = only_incident(tmp_path / 'experiments/blind')
     assert len(content['recipe']) == 2
     assert 'final' in json.dumps(content['recipe'][0])
+
+
+def test_what_is_not_finite_from_the_start_is_not_looked_at(run, opt, monkeypatch):
+    """Such as a mask of attention."""
+    make = SRModel.init_training_settings
+
+    def with_mask(self):
+        self.net_g.register_buffer('mask', torch.tensor([0.0, -torch.inf]), persistent=False)
+        make(self)
+
+    monkeypatch.setattr(SRModel, 'init_training_settings', with_mask)
+    run(opt(train__ema_decay=0))
+
+
+def test_a_loss_with_one_number_in_a_dimension_counts_as_well():
+    watch = NumberWatch()
+    found = watch.note('g', torch.tensor([torch.nan]), torch.tensor(1.0))
+    assert found.item() == 1
+    assert watch.take()['g'].tolist() == [1, 0, 1]
+
+
+def test_a_rollback_never_goes_forward(run, opt, poison, tmp_path):
+    """From an earlier state, in a folder that has later ones of what was given up."""
+    folder = run(opt('rollback'))
+    poison(2 * 2 + 1)
+    again = opt('rollback', path__resume_state=str(folder / 'training_states/2.state'))
+    run(again)
+    assert only_incident(folder)['iter'] == 3
+    (given_up,) = folder.glob('given_up_*')
+    names = sorted(str(file.relative_to(given_up)) for file in given_up.rglob('*.*'))
+    expected = [f'models/net_g_{n}.pth' for n in (4, 6)]
+    assert names == [*expected, *(f'training_states/{n}.state' for n in (4, 6))]
+    assert checkpoint(folder, '6.state')['samples'] == 2 * 6 + 2

@@ -355,3 +355,10 @@ def test_a_kill_between_validation_and_save_loses_no_best(
 def test_options_that_cannot_be_met_are_refused(run, train_opt, overrides, message):
     with pytest.raises(OptionError, match=message):
         run(train_opt(**overrides))
+
+
+def test_a_network_that_the_model_saves_nowhere_is_not_asked_for(cut, run):
+    """It stands in the option file, and no file of it in the state's record."""
+    _, opt = cut()
+    opt['network_x'] = dict(opt['network_g'])
+    assert (run(opt, '--auto_resume') / 'training_states/6.state').is_file()

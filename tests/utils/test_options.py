@@ -1032,3 +1032,11 @@ def test_a_key_that_files_are_named_after_is_a_plain_name(parse, section):
 def test_a_name_of_other_letters_is_plain(parse):
     for name in ('001_EDSR_x4', '模型', 'v1.5 (b)', '_x', 'console'):
         assert parse(TRAIN, *force(f'name={json.dumps(name)}'))['name'] == name
+
+
+@pytest.mark.parametrize(
+    'entry', ['logger:keep_last', 'train:total_iter', 'datasets:train:batch_size_per_gpu']
+)
+def test_a_truth_is_no_number(parse, entry):
+    with pytest.raises(OptionError, match='must be a number, got True'):
+        parse(TRAIN, *force(f'{entry}=true'))

@@ -1,10 +1,7 @@
 """Runs that are asked to stop, and runs that torchrun starts again."""
 
-import multiprocessing
 import os
 import signal
-import subprocess
-import time
 
 import pytest
 import torch
@@ -101,26 +98,40 @@ def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
     assert differences(ours, theirs) == []
 
 
-def heeding(ready):
-    preemption.heed_parent_alone()
+# In a process of its own: libraries that other tests have used may have threads everywhere.
+HEEDING = """
+import multiprocessing
+import subprocess
+import time
+
+from basicsr.utils.preemption import heed_parent_alone
+
+
+def heed(ready):
+    heed_parent_alone()
     ready.set()
     time.sleep(60)
 
 
+context = multiprocessing.get_context('fork')
+ready = context.Event()
+worker = context.Process(target=heed, args=(ready,), daemon=True)
+worker.start()
+assert ready.wait(10)
+for name in ('-TERM', '-USR1', '-INT'):
+    subprocess.run(['kill', name, str(worker.pid)], check=True)
+worker.join(0.3)
+assert worker.is_alive(), worker.exitcode
+worker.terminate()
+worker.join(10)
+assert worker.exitcode == 0, worker.exitcode
+"""
+
+
 @pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='the system has no sigwaitinfo')
-def test_a_worker_ends_when_its_parent_says_so_and_at_no_other_signal():
-    context = multiprocessing.get_context('fork')
-    ready = context.Event()
-    worker = context.Process(target=heeding, args=(ready,), daemon=True)
-    worker.start()
-    assert ready.wait(10)
-    for name in ('-TERM', '-USR1', '-INT'):
-        subprocess.run(['kill', name, str(worker.pid)], check=True)
-    worker.join(0.3)
-    assert worker.is_alive()
-    worker.terminate()
-    worker.join(10)
-    assert worker.exitcode == 0
+def test_a_worker_ends_when_its_parent_says_so_and_at_no_other_signal(run_program):
+    result = run_program('-c', HEEDING)
+    assert result.returncode == 0, result.stderr
 
 
 def test_without_torchrun_a_folder_is_nobodys(tmp_path):

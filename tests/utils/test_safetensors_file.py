@@ -6,7 +6,10 @@ import torch
 from runs import checkpoint, differences, log_text, psnr_of
 
 from basicsr import cli
+from basicsr.utils import checkpoint as checkpoint_file
+from basicsr.utils import safetensors_file
 from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
+from basicsr.utils.safetensors_file import as_safetensors, read_safetensors
 
 STATE = {'conv.weight': torch.arange(4.0).reshape(2, 2), 'steps': torch.tensor(3)}
 
@@ -165,9 +168,36 @@ def test_what_cannot_be_converted_is_told(convert, tmp_path):
         (('a.pth', 'a.pth'), 'a.pth exists: remove it'),
         (('a.pth', 'b.bin'), 'b.bin must end in .pth or .safetensors'),
         (('a.pth', 'b.safetensors'), 'holds tensors alone, and no iter'),
-        (('a.pth', 'b.pth', '--key', 'mine'), "has no key 'mine'; its keys are params, iter"),
+        (
+            ('a.pth', 'b.pth', '--key', 'mine'),
+            "has no state dict 'mine'; its keys are: params, iter",
+        ),
         (('none.pth', 'b.pth'), 'no checkpoint file none.pth'),
     ):
         status, printed = convert(*arguments)
         assert (status, 'Traceback' in printed) == (1, False)
         assert message in printed
+
+
+def test_names_that_would_be_one_when_joined_are_refused():
+    content = {'params': {'a.b': torch.ones(1)}, 'params.a': {'b': torch.zeros(1)}}
+    with pytest.raises(ValueError, match='params, params.a and names below them are ambiguous'):
+        as_safetensors(content)
+
+
+@pytest.mark.parametrize('keys', ['5', '{x', '["zzz"]', '[["params"]]'])
+def test_a_list_of_keys_that_is_none_is_damage(tmp_path, keys):
+    tensors = {'params.a': torch.ones(1)}
+    entry = {'basicsr': f'{safetensors_file._checksum(tensors, keys)} {keys}'}
+    file = tmp_path / 'x.safetensors'
+    file.write_bytes(safetensors_file.require_safetensors().save(tensors, entry))
+    with pytest.raises(ValueError, match='cannot load .*x.safetensors: it lists no keys'):
+        read_safetensors(file)
+
+
+@pytest.mark.parametrize('content', [torch.ones(1), [1], {1: torch.ones(1)}])
+def test_what_holds_no_networks_cannot_be_converted(tmp_path, content):
+    torch.save(content, tmp_path / 'a.pth')
+    with pytest.raises(ValueError, match='a dict is needed|under names that are texts'):
+        checkpoint_file.convert(tmp_path / 'a.pth', tmp_path / 'a.safetensors')
+    assert not (tmp_path / 'a.safetensors').exists()

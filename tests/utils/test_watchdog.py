@@ -65,3 +65,13 @@ def test_a_timeout_is_seconds(monkeypatch, timeout):
         monkeypatch.setenv(name, str(value))
     with pytest.raises(ValueError, match=r'dist_params\.timeout is .*seconds above 0'):
         init_dist('pytorch', timeout=timeout)
+
+
+def test_who_has_not_finished_the_step_of_an_iteration_is_to_blame():
+    """The others wait in a save or for numbers of the device, of the same iteration."""
+    reports = {
+        0: report(0, waits=False, phase='saving'),
+        1: report(1, waits=False, phase='data'),
+        2: report(2, waits=False, phase='step'),
+    }
+    assert verdict(reports, [], 60)[1] == [1]
