@@ -197,7 +197,7 @@ class MessageLogger:
         message = f'[{self.exp_name[:5]}..][epoch:{epoch:3d}, iter:{current_iter:8,d}, lr:('
         message += ''.join(f'{lr:.3e},' for lr in lrs) + ')] '
         if iter_time is not None:
-            message += f'[eta: {self._time_left(current_iter)}, '
+            message += f'[eta: {self._time_left(current_iter, iter_time)}, '
             message += f'time (data): {iter_time:.3f} ({data_time or 0:.3f})] '
         message += ''.join(f'{name}: {value:.4e} ' for name, value in scalars.items())
         logger.info(message)
@@ -216,9 +216,10 @@ class MessageLogger:
             self.tb_logger.add_scalar(tag, value, current_iter)
         self.tb_logger.flush()
 
-    def _time_left(self, current_iter: int) -> str:
-        done = max(current_iter - self.start_iter, 1)
-        per_iter = (time.perf_counter() - self.start_time) / done
+    def _time_left(self, current_iter: int, iter_time: float) -> str:
+        done = current_iter - self.start_iter
+        # The clock is started after the first one.
+        per_iter = (time.perf_counter() - self.start_time) / done if done > 0 else iter_time
         left = per_iter * max(self.max_iters - current_iter, 0)
         return str(datetime.timedelta(seconds=int(left)))
 

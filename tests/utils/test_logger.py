@@ -195,6 +195,12 @@ def test_the_clock_of_the_time_left_may_be_started_anew(clock, caplog):
     assert '[eta: 1:21:40, time (data): 1.000 (0.000)]' in caplog.text
 
 
+def test_the_first_line_takes_the_time_of_its_step_for_the_time_left(clock, caplog):
+    caplog.set_level(logging.INFO)
+    MessageLogger(OPT)({'epoch': 0, 'iter': 1, 'lrs': [], 'time': 1})
+    assert '[eta: 1:23:19, time (data): 1.000 (0.000)]' in caplog.text
+
+
 # ---------------------------------------------------------------------------- writers
 
 
