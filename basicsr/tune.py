@@ -120,7 +120,9 @@ def conclusion(
         )
     if not settings:
         return '\n'.join([*lines, 'The file is as fast as anything tried.', ''])
-    lines.append(f'{best.speed / plain.speed:.2f} times as many samples per second with these lines:\n')
+    lines.append(
+        f'{best.speed / plain.speed:.2f} times as many samples per second with these lines:\n'
+    )
     forced, tree = [], {}
     for name, value in settings.items():
         section = tree

@@ -379,6 +379,9 @@ def _complete_paths(opt: dict, root: Path) -> None:
     else:
         folder = Path(path['results_root'] or root / 'results').expanduser() / opt['name']
         path['results_root'] = str(folder)
+    in_the_way = next((f for f in (folder, *folder.parents) if f.exists()), folder)
+    if not in_the_way.is_dir() and os.path.lexists(in_the_way):
+        raise OptionError(f'{in_the_way} is no folder: results go to {folder}; name another place.')
     path['log'] = str(folder)
     path['visualization'] = str(folder / 'visualization')
 

@@ -1040,3 +1040,9 @@ def test_a_name_of_other_letters_is_plain(parse):
 def test_a_truth_is_no_number(parse, entry):
     with pytest.raises(OptionError, match='must be a number, got True'):
         parse(TRAIN, *force(f'{entry}=true'))
+
+
+def test_a_file_where_results_would_go_is_named(parse, tmp_path):
+    (tmp_path / 'afile').touch()
+    with pytest.raises(OptionError, match='afile is no folder: results go to .*afile/'):
+        parse(TRAIN, *force(f'path:experiments_root={tmp_path}/afile'))
