@@ -39,10 +39,10 @@ DANGEROUS = {
 HARMLESS_WITH = {
     'torch.load': {'weights_only': True},
     'np.load': {'allow_pickle': False},
-    'get_state_dict': {'check_hash': True, 'weights_only': True},
 }
 ALLOWED = {
     ('basicsr/utils/lazy.py', 'import_module'): 'a table in our own packages names the modules',
+    ('basicsr/utils/download.py', 'urlopen'): 'https alone, with a checksum and a limit of size',
     ('basicsr/utils/registry.py', 'import_module'): 'plug-ins, which are programs by design',
     ('basicsr/data/__init__.py', 'import_module'): 'the same plug-ins, in a worker process',
 }
@@ -88,7 +88,7 @@ def test_no_call_of_ours_runs_code_of_a_file():
         'subprocess.run(c, shell=True)',
         'eval(t)',
         'tar.extractall()',
-        'official.get_state_dict(weights_only=True)',
+        'official.get_state_dict(check_hash=True)',
     ],
 )
 def test_the_search_finds(line):

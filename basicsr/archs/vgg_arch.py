@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.download import download
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import did_you_mean
 
@@ -218,17 +219,12 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
         cached,
     )
     try:
-        state = official.get_state_dict(
-            progress=get_dist_info()[0] == 0,
-            check_hash=True,
-            map_location='cpu',
-            weights_only=True,
-        )
-    except (OSError, HTTPException, RuntimeError) as error:
+        download(official.url, cached, show_progress=get_dist_info()[0] == 0)
+    except (OSError, HTTPException) as error:
         raise FileNotFoundError(
             f'no weights of {vgg_type}: neither {local} nor {cached} exists, and {official.url} '
             f'cannot be downloaded ({error}). Fetch {file_name} on another machine, then put it at '
             'one of these places or name it with the option weights (for a perceptual loss: '
             'train.perceptual_opt.weights).'
         ) from error
-    return official.url, state
+    return official.url, load_checkpoint(cached)
