@@ -445,7 +445,8 @@ def test_options_of_the_degradation_may_stand_in_the_training_set(run, train_opt
 
 def test_recipes_of_all_ranks_that_there_were_are_cut_when_a_run_goes_on(model, tmp_path):
     """Also of a rank that the resumed run has no more."""
-    net = model(path={'experiments_root': str(tmp_path), 'models': str(tmp_path / 'models')})
+    folders = {name: str(tmp_path / name) for name in ('models', 'training_states')}
+    net = model(path={'experiments_root': str(tmp_path), **folders})
     for rank, samples in ((0, (0, 2, 4)), (1, (1, 3, 5))):
         lines = (f'{{"sample": {sample}}}\n' for sample in samples)
         (tmp_path / f'recipes_{rank}.jsonl').write_text(''.join([*lines, '{"sam']))

@@ -69,7 +69,7 @@ def _bf16(opt):
 
 def _schedule_free(opt):
     opt['train']['optim_g'] = {'type': 'schedulefree:AdamWScheduleFree', 'lr': 1e-3}
-    opt['train']['warmup_iter'] = 5
+    opt['train'] |= {'warmup_iter': 5, 'ema_decay': 0}
 
 
 def _lbfgs(opt):
