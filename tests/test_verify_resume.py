@@ -61,9 +61,9 @@ def test_a_model_that_forgets_a_state_is_found_out(verify, train_opt, tmp_path):
     flags = ('--iters', '6', '--kills', '1', '--keep', str(tmp_path / 'kept'))
     status, out, _ = verify(opt, *flags)
     assert status == 1
+    # The logged losses come first in the alphabet, and the kill may leave them equal.
     assert re.search(
-        r'first difference: models/net_g_\d+\.pth: params: body\.0\.weight: by up to [\d.e-]+\n',
-        out,
+        r'first difference: (metrics\.jsonl \[\d+\]|models/net_g_\d\.pth: params): ', out
     )
     assert (tmp_path / 'kept/whole/tiny/models/net_g_6.pth').is_file()
     assert (tmp_path / 'kept/killed/tiny/models/net_g_6.pth').is_file()
