@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cv2
-from golden import recipe
+import small_run
 from runs import checkpoint, differences, rows
 from tally import Budget, Tally
 
@@ -23,7 +22,6 @@ AT_ONCE = 8  # cases that share one import of torch
 
 def run(folder: Path, budget: Budget) -> list[Tally]:
     """Break trainings, and let each go on."""
-    _write_images(folder)
     ends = {
         kind: Tally(f'{what}, of 2 or 3', f'the run ends within {IN_TIME} s and names it')
         for kind, what in {
@@ -103,35 +101,7 @@ def _case(
 
 
 def _options(folder: Path, name: str) -> dict[str, Any]:
-    pairs = {'dataroot_gt': str(folder / 'gt'), 'dataroot_lq': str(folder / 'lq')}
-    pairs['type'] = 'PairedImageDataset'
-    crops = {'gt_size': 16, 'batch_size_per_gpu': 2, 'num_worker_per_gpu': 0}
-    return {
-        'name': name,
-        'model_type': 'SRModel',
-        'scale': 2,
-        'num_gpu': 0,
-        'manual_seed': 7,
-        'dist_params': {'timeout': TIMEOUT},
-        # Else sums of three gradients differ in their last bits after a resume, see docs/train.md.
-        'deterministic': True,
-        'datasets': {'train': {**pairs, **crops}, 'val': pairs},
-        'network_g': {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2},
-        'path': {},
-        'train': {
-            'total_iter': 6,
-            'ema_decay': 0.9,
-            'optim_g': {'type': 'Adam', 'lr': 1e-3},
-            'pixel_opt': {'type': 'L1Loss'},
-        },
-        'val': {'val_freq': 1, 'metrics': {'psnr': {'type': 'calculate_psnr', 'crop_border': 2}}},
-        'logger': {'print_freq': 1, 'save_checkpoint_freq': 1, 'use_tb_logger': False},
-    }
-
-
-def _write_images(folder: Path) -> None:
-    for index in range(5):
-        gt = recipe.det_image(f'faults/{index}', 32, 40, 3)
-        for name, img in (('gt', gt), ('lq', recipe.box_down(gt, 2))):
-            (folder / name).mkdir(exist_ok=True)
-            cv2.imwrite(str(folder / name / f'{index}.png'), img)
+    opt = small_run.options(folder, name, save_checkpoint_freq=1)
+    opt['val']['val_freq'] = 1
+    # Else sums of three gradients differ in their last bits after a resume, see docs/train.md.
+    return opt | {'deterministic': True, 'dist_params': {'timeout': TIMEOUT}, 'path': {}}
