@@ -167,7 +167,7 @@ def run_program(tmp_path, repository):
     """Run ``python <arguments>`` in ``tmp_path`` with the checkout on the path."""
     import subprocess
 
-    def call(*arguments, timeout=120, **environment):
+    def call(*arguments, timeout=600, **environment):
         env = {**os.environ, 'PYTHONPATH': str(repository), 'OMP_NUM_THREADS': '1', **environment}
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
@@ -209,7 +209,7 @@ def train_in_two(run_program, write, tmp_path, repository):
             begun.add(opt['name'])
         (tmp_path / 'plan.json').write_text(json.dumps(plan))
         program = repository / 'tests' / 'distributed_program.py'
-        result = run_program(*TORCHRUN, program, 'plan.json', timeout=300)  # of many short runs
+        result = run_program(*TORCHRUN, program, 'plan.json')
         assert result.returncode == 0, result.stderr
         return tmp_path / 'experiments'
 

@@ -25,8 +25,20 @@ def images():
     return gt, recipe.add_noise(gt, 'benchmark/noise', 20)
 
 
-def test_the_benchmarks_fill_their_rows_of_the_table_and_the_json(run_program, tmp_path):
-    names = [name for name in BENCHMARKS if name != 'startup']  # which has no smaller size
+QUICKEST = ['metrics', 'sampler']
+
+
+@pytest.mark.parametrize(
+    'names',
+    [
+        QUICKEST,
+        pytest.param(
+            [name for name in BENCHMARKS if name not in ('startup', *QUICKEST)],  # it has one size
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_benchmarks_fill_their_rows_of_the_table_and_the_json(run_program, tmp_path, names):
     page, numbers = tmp_path / 'page.md', tmp_path / 'numbers.json'
     page.write_text(f'before\n{BEGIN}\n{END}\nafter\n')
     outputs = ('--json', numbers, '--markdown', page, '--folder', tmp_path)

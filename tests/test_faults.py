@@ -18,7 +18,7 @@ def fork(run_program, repository, tmp_path):
     def train(*cases):
         (tmp_path / 'plan.json').write_text(json.dumps({'cases': cases, 'together': 3}))
         program = repository / 'tests/faults_program.py'
-        result = run_program(program, tmp_path / 'plan.json', timeout=300)
+        result = run_program(program, tmp_path / 'plan.json')
         assert result.returncode == 0, result.stderr
         return json.loads((tmp_path / 'answers.json').read_text())
 

@@ -100,17 +100,16 @@ class BlockSplitting(nn.Module):
     """A plane (b, h, w) to its blocks (b, h/8 * w/8, 8, 8), row by row."""
 
     def forward(self, image: Tensor) -> Tensor:
-        b, h, w = image.shape
-        blocks = image.reshape(b, h // 8, 8, w // 8, 8).transpose(2, 3)
-        return blocks.reshape(b, -1, 8, 8)
+        blocks = image.unflatten(2, (-1, 8)).unflatten(1, (-1, 8)).transpose(2, 3)
+        return blocks.flatten(1, 2)
 
 
 class BlockMerging(nn.Module):
     """Blocks (b, height/8 * width/8, 8, 8) to the plane (b, height, width)."""
 
     def forward(self, patches: Tensor, height: int, width: int) -> Tensor:
-        blocks = patches.reshape(-1, height // 8, width // 8, 8, 8).transpose(2, 3)
-        return blocks.reshape(-1, height, width)
+        blocks = patches.unflatten(1, (height // 8, width // 8)).transpose(2, 3)
+        return blocks.flatten(3).flatten(1, 2)
 
 
 def dct_matrix() -> Tensor:

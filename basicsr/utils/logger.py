@@ -113,9 +113,10 @@ def _add_handler(root: logging.Logger, handler: logging.Handler) -> None:
 
 def get_env_info() -> str:
     """Versions, and the folder that basicsr was imported from."""
+    from importlib.metadata import version
+
     import torch
     import torch.distributed as dist
-    import torchvision
 
     from basicsr.version import __version__
 
@@ -127,7 +128,7 @@ def get_env_info() -> str:
         f'\nVersion Information:'
         f'\n\tBasicSR: {__version__} from {Path(__file__).resolve().parents[1]}'
         f'\n\tPyTorch: {torch.__version__}'
-        f'\n\tTorchVision: {torchvision.__version__}'
+        f'\n\tTorchVision: {version("torchvision")}'  # importing it costs seconds
         f'\n\tDevice: {device}'
         f'\n\tProcesses: {processes}'
     )

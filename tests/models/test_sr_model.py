@@ -232,7 +232,7 @@ def test_images_are_scored_in_threads_and_keep_their_order(model, monkeypatch):
 
     def score(self, images, name):
         if name == '0000':
-            assert second_scored.wait(30), 'the second image waits for the first'
+            assert second_scored.wait(300), 'the second image waits for the first'
             crowded.append(sixth_restored.wait(0.2))
         if name == '0001':
             second_scored.set()

@@ -67,7 +67,7 @@ def test_a_job_saves_its_state_before_its_end_queues_again_and_goes_on(train_opt
             env={**os.environ, **slurm, **path},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
         )
 
     first = job(10**6)

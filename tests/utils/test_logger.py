@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import torchvision
 import wandb
 from runs import log_text, rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -114,12 +115,13 @@ def test_lines_stand_above_a_progress_bar(capsys):
 
 def test_the_environment_names_versions_and_origin():
     lines = get_env_info().splitlines()
-    assert lines[1:5] == [
+    assert lines[1:4] == [
         'Version Information:',
         f'\tBasicSR: {basicsr.__version__} from {Path(basicsr.__file__).parent}',
         f'\tPyTorch: {torch.__version__}',
-        f'\tTorchVision: {sys.modules["torchvision"].__version__}',
     ]
+    name, number = lines[4].split(': ')
+    assert name == '\tTorchVision' and torchvision.__version__.split('+')[0] == number.split('+')[0]
 
 
 def test_a_timer_gives_the_last_time_and_the_mean_of_recent_ones(clock):

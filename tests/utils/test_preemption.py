@@ -85,14 +85,14 @@ def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
     old = tmp_path / 'experiments/cut/training_states/9.state'
     old.parent.mkdir(parents=True)
     old.write_text('of an earlier run, not one to go on with')
-    result = run_program(*TORCHRUN, '--max-restarts=1', program, *cut, SEND='-TERM', timeout=100)
+    result = run_program(*TORCHRUN, '--max-restarts=1', program, *cut, SEND='-TERM')
     assert result.returncode == 0, result.stderr
     assert result.stderr.count('Asked to stop: the state of iteration 4 is saved') == 1
     assert 'Started again by torchrun: going on from' in result.stderr
     assert not old.exists(), 'moved aside'
 
     whole = ('-opt', write(signalled('whole', **options)), '--force_yml', root)
-    result = run_program(*TORCHRUN, program, *whole, timeout=100)
+    result = run_program(*TORCHRUN, program, *whole)
     assert result.returncode == 0, result.stderr
     ours, theirs = (final_state(tmp_path / 'experiments' / name) for name in ('cut', 'whole'))
     assert differences(ours, theirs) == []
@@ -110,20 +110,20 @@ from basicsr.utils.preemption import heed_parent_alone
 def heed(ready):
     heed_parent_alone()
     ready.set()
-    time.sleep(60)
+    time.sleep(600)
 
 
 context = multiprocessing.get_context('fork')
 ready = context.Event()
 worker = context.Process(target=heed, args=(ready,), daemon=True)
 worker.start()
-assert ready.wait(10)
+assert ready.wait(120)
 for name in ('-TERM', '-USR1', '-INT'):
     subprocess.run(['kill', name, str(worker.pid)], check=True)
 worker.join(0.3)
 assert worker.is_alive(), worker.exitcode
 worker.terminate()
-worker.join(10)
+worker.join(120)
 assert worker.exitcode == 0, worker.exitcode
 """
 
