@@ -73,7 +73,7 @@ def train_pipeline(root_path: str | Path) -> None:
     logger.info(get_env_info())
     logger.info(dict2str(opt))
     warn_of_other_programs()
-    preemption = PreemptionWatch(opt['dist_params'].get('timeout'))
+    preemption = PreemptionWatch(opt['dist_params']['timeout'])
     with preemption:
         with_rollbacks(functools.partial(train, args.opt, preemption), opt)
 

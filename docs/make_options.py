@@ -26,6 +26,7 @@ TABLES = {
     'logger': options.LoggerOptions,
     'logger.keep_best': options.BestOptions,
     'logger.wandb': options.WandbOptions,
+    'dist_params': options.DistOptions,
 }
 
 HEAD = """# Option reference

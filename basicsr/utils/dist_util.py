@@ -17,31 +17,34 @@ from torch.distributed.rendezvous import rendezvous
 
 from . import watchdog
 
-# Seconds: networks may be compiled, and caches filled, before the first step.
-DEFAULT_TIMEOUT = 1800
-
 
 def launched_by_torchrun() -> bool:
     """Whether torchrun (or a compatible launcher) started this process."""
     return all(name in os.environ for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
 
 
-def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
+def init_dist(
+    launcher: str,
+    backend: str = 'nccl',
+    timeout: float = 1800,  # networks may be compiled, and caches filled, before the first step
+    port: int | None = None,
+    **kwargs: Any,
+) -> None:
     """Join the process group, once.
 
     Args:
         launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
         backend: 'nccl' becomes 'gloo' where there is no GPU.
-        **kwargs: ``port`` (SLURM only), ``timeout`` in seconds, after which processes that wait for
-            each other are ended; the rest goes to ``init_process_group``.
+        timeout: Seconds after which processes that wait for each other are ended.
+        port: Where they meet on the first node (SLURM only); default: one by the job's number.
+        **kwargs: Of ``init_process_group``.
 
     Raises:
-        ValueError: The environment lacks what the launcher should have set, or the timeout is none.
+        ValueError: The environment lacks what the launcher should have set.
         ConnectionError: The processes did not find each other in time.
     """
     if dist.is_initialized():
         return
-    port = kwargs.pop('port', None)
     if launcher == 'slurm':
         _slurm_environment(port)
     elif launcher != 'pytorch':
@@ -58,14 +61,11 @@ def init_dist(launcher: str, backend: str = 'nccl', **kwargs: Any) -> None:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
         backend = 'gloo'
-    timeout = kwargs.pop('timeout', DEFAULT_TIMEOUT)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (0 < timeout < 1e9):
-        raise ValueError(f'dist_params.timeout is {timeout!r}; give seconds above 0.')
-    kwargs['timeout'] = datetime.timedelta(seconds=timeout)
+    limit = datetime.timedelta(seconds=timeout)
     try:
         if dist.is_torchelastic_launched() and 'init_method' not in kwargs:
-            kwargs |= _store_of_this_start(kwargs.get('timeout', dist.default_pg_timeout))
-        dist.init_process_group(backend, **kwargs)
+            kwargs |= _store_of_this_start(limit)
+        dist.init_process_group(backend, timeout=limit, **kwargs)
     except dist.DistError as error:
         address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
         raise ConnectionError(

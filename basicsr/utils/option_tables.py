@@ -390,6 +390,20 @@ class LoggerOptions(Section):
     wandb: WandbOptions = Field(default_factory=WandbOptions.defaults)
 
 
+class DistOptions(Section):
+    """Keys of ``dist_params``."""
+
+    refusal = 'unknown key; there are backend, timeout and port'
+
+    backend: str = Field('nccl', description='nccl becomes gloo without a GPU, or num_gpu: 0')
+    timeout: float = Field(
+        1800, gt=0, lt=1e9, description='seconds that processes wait for each other'
+    )
+    port: int | None = Field(
+        None, ge=1, lt=2**16, description="for SLURM; ~: MASTER_PORT, or one by the job's number"
+    )
+
+
 class Options(Section):
     """Top-level keys."""
 
@@ -411,9 +425,7 @@ class Options(Section):
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
     path: PathOptions = Field(default_factory=PathOptions.defaults)
     val: ValOptions | None = None
-    dist_params: dict[str, Any] = Field(
-        {}, description='backend; port, for SLURM; timeout: seconds to wait for each other, 1800'
-    )
+    dist_params: DistOptions = Field(default_factory=DistOptions.defaults)
     find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
 
     @classmethod

@@ -1042,6 +1042,21 @@ def test_a_truth_is_no_number(parse, entry):
         parse(TRAIN, *force(f'{entry}=true'))
 
 
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ('timeout: 0', 'timeout: input should be greater than 0, got 0'),
+        ('timeout: true', 'timeout: must be a number, got True'),
+        ('port: 70000', 'port: input should be less than 65536, got 70000'),
+        ('adress: a', 'adress: unknown key; there are backend, timeout and port'),
+    ],
+)
+def test_how_processes_meet_is_checked_also_for_one(parse, given, message):
+    with pytest.raises(OptionError) as error:
+        parse(TRAIN + f'dist_params: {{{given}}}\n')
+    assert str(error.value).endswith(f'dist_params.{message}')
+
+
 def test_a_file_where_results_would_go_is_named(parse, tmp_path):
     (tmp_path / 'afile').touch()
     with pytest.raises(OptionError, match='afile is no folder: results go to .*afile/'):
