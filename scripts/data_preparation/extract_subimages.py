@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 if __name__ == '__main__':  # use the checkout that this script is part of
@@ -23,6 +24,17 @@ def starts(length: int, args: argparse.Namespace) -> list[int]:
     return positions
 
 
+def check_kept(part: Path, expected: np.ndarray) -> None:
+    """Refuse to go on with sub-images that were cut in another way."""
+    img = imfrombytes(part.read_bytes(), 'unchanged')
+    lossless = part.suffix.lower() == '.png'
+    if img.shape != expected.shape or (lossless and (img != expected).any()):
+        raise ValueError(
+            f'{part} was cut in another way: resume with the --crop-size and --step that it was '
+            'made with, or add --overwrite.'
+        )
+
+
 def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
     """Write the sub-images ``<target>_s001…``, with --resume those not there yet; returns all."""
     img = imfrombytes(path.read_bytes(), 'unchanged')
@@ -37,9 +49,15 @@ def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
     corners = [(y, x) for y in starts(height, args) for x in starts(width, args)]
     names = [f'{target.name}_s{number:03d}{path.suffix}' for number in range(1, len(corners) + 1)]
     parts = [target.with_name(name) for name in names]
-    for part, (y, x) in zip(parts, corners, strict=True):
-        if not (args.resume and part.exists()):
-            imwrite(img[y : y + size, x : x + size], part, params)
+    crop_of = {
+        part: img[y : y + size, x : x + size] for part, (y, x) in zip(parts, corners, strict=True)
+    }
+    kept = [part for part in parts if part.exists()] if args.resume else []
+    if kept:
+        check_kept(kept[-1], crop_of[kept[-1]])
+    for part, crop in crop_of.items():
+        if part not in kept:
+            imwrite(crop, part, params)
     return parts
 
 

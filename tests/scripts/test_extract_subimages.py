@@ -154,6 +154,20 @@ def test_existing_sub_images_are_refused_kept_or_replaced(command, write, conten
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == names
 
 
+@pytest.mark.parametrize('other', [('--crop-size', '7'), ('--step', '3')])
+def test_sub_images_cut_in_another_way_are_not_gone_on_with(
+    command, write, contents, tmp_path, other
+):
+    write(tmp_path / 'in' / 'a.png', 16, 16)
+    args = options(tmp_path / 'in', tmp_path / 'out')
+    command('extract_subimages', *args)
+    (tmp_path / 'out' / 'a_s002.png').unlink()
+    before = contents(tmp_path / 'out')
+    with pytest.raises(SystemExit, match=r'a_s009.png was cut in another way'):
+        command('extract_subimages', *args, *other, '--resume')
+    assert contents(tmp_path / 'out') == before
+
+
 def test_images_smaller_than_the_crop_are_named_and_counted(command, write, tmp_path, capsys):
     write(tmp_path / 'in' / 'a.png', 8, 8)
     write(tmp_path / 'in' / 'b.png', 20, 7)

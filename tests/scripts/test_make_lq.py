@@ -132,13 +132,23 @@ def test_whole_pairs_are_kept_and_halves_are_made_again(tmp_path):
     lq, cropped = tmp_path / 'lq', tmp_path / 'cropped'
     run(gt, lq, gt_output=cropped, resume=True)
     (cropped / 'b.png').unlink()
-    (lq / 'a.png').write_bytes(b'kept')
+    kept = write(lq, 'a.png', np.full((2, 2), 7, np.uint8))
     (lq / 'b.png').write_bytes(b'its pair was not whole')
     result = run(gt, lq, gt_output=cropped, resume=True)
     assert result.startswith('3 images')
-    assert (lq / 'a.png').read_bytes() == b'kept'
+    assert (read(kept / 'a.png') == 7).all()
     assert read(lq / 'b.png').shape == (2, 2)
     assert read(cropped / 'b.png').shape == (4, 4)
+
+
+def test_images_of_another_scale_are_not_gone_on_with(tmp_path):
+    gt, lq = write(tmp_path / 'gt', 'a.png', noise(12, 8)), tmp_path / 'lq'
+    write(gt, 'b.png', noise(12, 8))
+    run(gt, lq, scale=2)
+    (lq / 'b.png').unlink()
+    with pytest.raises(ValueError, match=r'a.png has 4 x 6 pixels, and is not .* to 1/4: resume'):
+        run(gt, lq, scale=4, resume=True)
+    assert not (lq / 'b.png').exists()
 
 
 def test_the_number_of_workers_changes_no_byte(tmp_path):
