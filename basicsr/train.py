@@ -324,6 +324,13 @@ def create_train_val_dataloader(
         per_gpu = [stage.batch_size for stage in schedule.stages]
         per_step = [schedule.gpus * size for size in per_gpu]
         per_epoch = [f'{sampler.total_size / size:.1f}' for size in per_step]
+        begun = sum(stage.first <= total_iter for stage in schedule.stages)
+        if begun < len(per_gpu):
+            logger.warning(
+                'datasets.train.progressive: %d of %d stages begin, as the run ends after '
+                'iteration %d.',
+                *(begun, len(per_gpu), total_iter),
+            )
         number = len(dataset) if isinstance(dataset, Sized) else 'unknown'
         logger.info(
             'Training statistics:'

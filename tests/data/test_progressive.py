@@ -263,7 +263,9 @@ def test_the_log_tells_each_change_and_the_sizes_of_all_stages(run, train_opt, m
     assert text.count('From iteration') == 2
     assert 'From iteration 1 on: crops of 8, 3 per GPU.' in text
     assert 'From iteration 3 on: crops of 16 or 12, 2 per GPU.' in text
+    assert '2 of 3 stages begin, as the run ends after iteration 4.' in text
     resumed = log_text(run(opt, '--auto_resume'))
+    assert 'stages begin' not in resumed
     assert 'From iteration 3 on: crops of 16 or 12' in resumed, 'the stage that it goes on in'
     assert 'From iteration 6 on: crops of 24, 1 per GPU.' in resumed
     assert 'From iteration' not in log_text(run(short(train_opt, 'plain')))

@@ -260,6 +260,9 @@ def test_averages_are_never_written_over_a_file(run, train_opt, tmp_path):
     assert target.read_bytes() == before
     with pytest.raises(ValueError, match='are the same file'):
         write_averages(folder, [0.1, 0.1], tmp_path / 'x.pth')
+    for name in ('', f'{tmp_path}/folder/'):
+        with pytest.raises(ValueError, match=r'no name of a network: give FILE\.pth'):
+            write_averages(folder, [0.1], name)
 
 
 def test_a_resume_from_earlier_drops_averages_of_weights_that_are_given_up(run, train_opt):
