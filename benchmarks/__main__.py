@@ -85,10 +85,14 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: dict[str, list[Row]]) -> str:
-    """The rows as a Markdown table whose columns line up."""
-    cells = [HEAD, *(line(name, row) for name, found in rows.items() for row in found)]
+    """The rows as a Markdown table."""
+    return lined_up([HEAD, *(line(name, row) for name, found in rows.items() for row in found)])
+
+
+def lined_up(cells: list[tuple[str, ...]]) -> str:
+    """A head and rows of texts as a Markdown table whose columns line up."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, tuple('-' * width for width in widths))
+    cells = [cells[0], tuple('-' * width for width in widths), *cells[1:]]
     return '\n'.join('| ' + ' | '.join(map(str.ljust, texts, widths)) + ' |' for texts in cells)
 
 

@@ -24,7 +24,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 import tally  # noqa: E402 - needs the paths above
 
 import basicsr  # noqa: E402
-from benchmarks.__main__ import around_table  # noqa: E402
+from benchmarks.__main__ import around_table, lined_up  # noqa: E402
 
 KINDS = ('kills', 'damage', 'disk', 'fuzz', 'faults')
 HEAD = ('what', 'expected', 'cases', 'right')
@@ -56,11 +56,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def table(rows: list[tally.Tally]) -> str:
-    """The rows as a Markdown table whose columns line up."""
-    cells = [HEAD, *((row.what, row.expected, str(row.cases), str(row.right)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, tuple('-' * width for width in widths))
-    return '\n'.join('| ' + ' | '.join(map(str.ljust, texts, widths)) + ' |' for texts in cells)
+    """The rows as a Markdown table."""
+    texts = ((row.what, row.expected, str(row.cases), str(row.right)) for row in rows)
+    return lined_up([HEAD, *texts])
 
 
 def machine() -> str:
