@@ -27,7 +27,7 @@ def measure(folder: Path, quick: bool) -> Result:
         'psnr direct': partial(seconds, direct_psnr, a, b),
         'niqe': partial(seconds, calculate_niqe, a, 0),
     }
-    raw = in_turn(sides, 1 if quick else 7)
+    raw = in_turn(sides, 1 if quick else 21)
     rate = {side: 1 / min(times) for side, times in raw.items()}
     rows = [
         Row('SSIM, RGB / direct', rate['ssim'], 'images/s', rate['ssim direct'], ('>=', 5)),
