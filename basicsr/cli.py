@@ -139,15 +139,18 @@ def manage_caches(arguments: list[str]) -> None:
     from basicsr.data.image_cache import clear_caches, default_root, list_caches
     from basicsr.utils.text import printable, sizeof_fmt
 
-    root = args.folder or default_root()
+    root = Path(args.folder or default_root())
+    if args.folder and not root.is_dir():
+        parser.error(f'{root} is no folder.')
     if args.action == 'clear':
         sys.stdout.write(f'{sizeof_fmt(clear_caches(root))} freed in {root}\n')
         return
-    caches = list_caches(root)
+    caches = sorted(list_caches(root), key=lambda cache: cache['size'], reverse=True)
     for cache in caches:
         about = printable(f'{cache["images"]} {cache["kind"]} images, first {cache["first"]}')
         sys.stdout.write(f'{sizeof_fmt(cache["size"]):>10}  {cache["folder"]}  {about}\n')
-    sys.stdout.write(f'{len(caches)} caches in {root}\n')
+    total = sizeof_fmt(sum(cache['size'] for cache in caches))
+    sys.stdout.write(f'{total:>10}  {len(caches)} caches in {root}\n')
 
 
 def run(pipeline: Callable[[Path], None], root_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable
@@ -55,23 +56,31 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
     for name, net in networks.items():
         _watch_layers(name, net, layers)
     seed_all(content['manual_seed'], content['rank'], content['iter'])
-    model.optimize_parameters(content['iter'])
+    try:
+        model.optimize_parameters(content['iter'])
+    except (AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f'{incident}: its batch does not fit the model of {path.parents[1]}, as if it were of '
+            f'another run: {error}'
+        ) from error
     lines += [f'{name}: {value:.4e}' for name, value in model.get_current_log().items()]
-    lines += _first('layers whose output is not finite', layers)
+    found = _first('layers whose output is not finite', layers)
     for name, net in networks.items():
         # The backward pass comes to the last layers first.
         reached = reversed([(n, p.grad) for n, p in net.named_parameters() if p.grad is not None])
         bad = [f'{name}.{n}' for n, gradient in reached if not gradient.isfinite().all()]
-        lines += _first('parameters whose gradient is not finite, from the last one on', bad)
-    return lines
+        found += _first('parameters whose gradient is not finite, from the last one on', bad)
+    nothing = 'Now all is finite: the steps since then have spoilt the weights, not the batch.'
+    return lines + (found or [nothing])
 
 
 def _is_incident(content: Any) -> bool:
-    kinds = {'iter': int, 'rank': int, 'manual_seed': int, 'samples': list, 'not_finite': list}
+    kinds: dict[str, type] = dict.fromkeys(('iter', 'rank', 'manual_seed'), int)
+    kinds |= dict.fromkeys(('samples', 'plugins', 'not_finite'), list)
     return (
         isinstance(content, dict)
         and all(isinstance(content.get(key), kind) for key, kind in kinds.items())
-        and all(isinstance(name, str) for name in content['not_finite'])
+        and all(isinstance(name, str) for name in content['not_finite'] + content['plugins'])
         and content.get('amp') in (None, 'bf16', 'fp16')
         and isinstance(content.get('batch'), dict)
         and all(isinstance(value, Tensor) for value in content['batch'].values())
@@ -82,15 +91,17 @@ def _is_incident(content: Any) -> bool:
 def _build(folder: Path, content: dict, weights: str | None, root: Path) -> tuple[Any, str]:
     """The model of a run as it was before an incident, and what its weights are called."""
     files = sorted(folder.glob('*.yml'), key=lambda file: file.stat().st_mtime)
-    if not files:
+    copies = [(f, f.read_text(encoding='utf-8', errors='replace').splitlines()) for f in files]
+    copies = [(f, lines) for f, lines in copies if len(lines) > 3 and lines[1] == '# CMD:']
+    if not copies:
         raise FileNotFoundError(f'no copy of the option file in {folder}.')
-    _, _, command, *_ = files[-1].read_text(encoding='utf-8').splitlines()  # as copied
+    file, (_, _, command, *_) = copies[-1]
     forced = parse_args(shlex.split(command.removeprefix('# '))[1:]).force_yml
+    forced += [f'plugins={json.dumps(content["plugins"])}']
     sys.argv = [
         'basicsr replay',
-        '-opt',
-        str(files[-1]),
-        *(['--force_yml', *forced] * bool(forced)),
+        *('-opt', str(file)),
+        *('--force_yml', *forced),
     ]
     opt, _ = parse_options(root, is_train=True)
     opt['manual_seed'] = content['manual_seed']

@@ -106,7 +106,7 @@ def train(
         model.resume_training(resume_state)
     model.samples_seen = start
     writer = start_run(model, option_file, start_iter)
-    guard = Guard(model, writer)
+    guard = Guard(model, writer, start_iter)
     if resume_state:
         epoch = resume_state['epoch']
         logger.info('Resuming training from epoch: %d, iter: %d.', epoch, start_iter)
@@ -125,6 +125,8 @@ def train(
     def save(epoch: int, current_iter: int) -> None:
         note('saving')
         guard.check()
+        is_last = current_iter == -1
+        logger.info('Save the latest model.' if is_last else 'Saving models and training states.')
         with evaluation_weights(model.optimizers):
             model.save(epoch, current_iter)
 
@@ -175,7 +177,6 @@ def train(
             train_loader.dataset.bad_images.report()
         stops = preemption.asked()
         if current_iter % save_freq == 0 or current_iter == total_iter or stops:
-            logger.info('Saving models and training states.')
             save(epoch, current_iter)
         if stops:
             end_early(model, writer, current_iter)
@@ -188,7 +189,6 @@ def train(
     elapsed = datetime.timedelta(seconds=int(time.perf_counter() - begin))
     logger.info('End of training. Time consumed: %s', elapsed)
     finish_swa(model, batches, schedule)
-    logger.info('Save the latest model.')
     save(epoch=-1, current_iter=-1)
     if opt['val']:
         validate(total_iter)

@@ -102,7 +102,8 @@ class Trainings:
 def differences(one: Path, other: Path) -> Iterator[str]:
     """What differs, in any bit, between what two runs have written.
 
-    Networks, averages, states and logged values but for times.
+    Networks, averages, states and logged values but for times. The list of images that cannot be
+    used is left out: which sample has met one first depends on the loader's processes.
     """
     from basicsr.utils.checkpoint import load_checkpoint
     from basicsr.utils.logger import read_rows
@@ -112,7 +113,7 @@ def differences(one: Path, other: Path) -> Iterator[str]:
             str(file.relative_to(folder))
             for pattern in ('models/*', 'training_states/*', '*.jsonl')
             for file in folder.glob(pattern)
-            if not file.name.startswith('.')
+            if not file.name.startswith('.') and file.name != 'skipped.jsonl'
         )
         for folder in (one, other)
     ]
@@ -143,7 +144,7 @@ def _different(a: Any, b: Any, path: str) -> Iterator[str]:
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for number, pair in enumerate(zip(a, b, strict=True)):
             yield from _different(*pair, f'{path} [{number}]')
-    elif a != b:
+    elif a != b and (a == a or b == b):  # two losses may be NaN
         yield f'{path}: {a!r} and {b!r}'
 
 

@@ -17,7 +17,7 @@ from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
-from .bad_images import BadImages
+from .bad_images import MOST_ATTEMPTS, BadImages
 from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
@@ -29,8 +29,6 @@ from .sample_stream import SampleStream
 __all__ = ['build_dataloader', 'build_dataset']
 
 logger = logging.getLogger(__name__)
-
-_MOST_ATTEMPTS = 100  # images tried for one sample
 
 
 def build_dataset(dataset_opt: dict) -> Any:
@@ -240,17 +238,14 @@ class SeededDataset(Dataset):
         number, index, *gt_size = sample
         if gt_size:
             self.dataset.set_gt_size(*gt_size)  # pyright: ignore[reportAttributeAccessIssue] (checked)
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
+        for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
                 return self._read(number, index)
             except Exception as error:
                 if not self.bad_images.passes_over(error, number):
                     raise
             index = self._another(number, attempt)
-        raise ValueError(
-            f'sample {number}: its image and {_MOST_ATTEMPTS - 1} others cannot be used, see '
-            f'{self.bad_images.file}.'
-        )
+        raise self.bad_images.none_found(number)
 
     def _another(self, number: int, attempt: int) -> int:
         """An index to take in place of that of a sample: as such always the same.

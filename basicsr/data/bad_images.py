@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # More bad images than this, and than a tenth of those seen so far, mean that the set is wrong.
 _FEW, _SHARE = 10, 0.1
+MOST_ATTEMPTS = 100  # of a sample
 _BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
 # Of these the image is not the cause, and the next one would meet the same.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
@@ -67,16 +68,8 @@ class BadImages:
         reason = str(error) or type(error).__name__
         path = str(getattr(error, 'filename', None) or '')
         key = path or reason
-        if key in self._known:
-            return True
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.file.with_name(f'.{self.file.name}.lock')):
-            self._read(self.file)
-            if key not in self._known:
-                row = {'path': path, 'reason': reason, 'sample': number}
-                with self.file.open('a', encoding='utf-8') as file:
-                    file.write(json.dumps(row) + '\n')
-                self._known[key] = number
+        if key not in self._known:
+            self._write_down(self.file, key, {'path': path, 'reason': reason, 'sample': number})
         seen = min(number + 1, self.length or number + 1)
         # A run that was resumed knows of samples that it has yet to see.
         count = sum(sample <= number for sample in self._known.values())
@@ -88,6 +81,13 @@ class BadImages:
             )
         return True
 
+    def none_found(self, number: int) -> ValueError:
+        """The error of a sample for which ``MOST_ATTEMPTS`` images in a row cannot be used."""
+        return ValueError(
+            f'sample {number}: no image was found for it in {MOST_ATTEMPTS} attempts; those that '
+            f'cannot be used are listed in {self.file}.'
+        )
+
     def report(self) -> None:
         """Say how many there are, whenever their number has doubled."""
         if self.file is None:
@@ -98,6 +98,16 @@ class BadImages:
             logger.warning(
                 '%d images cannot be used, and others are taken: see %s', self._told, self.file
             )
+
+    def _write_down(self, file: Path, key: str, row: dict) -> None:
+        """Add an image to the list, if no other process has done so."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f'.{file.name}.lock')):
+            self._read(file)
+            if key not in self._known:
+                with file.open('a', encoding='utf-8') as rows:
+                    rows.write(json.dumps(row) + '\n')
+                self._known[key] = row['sample']
 
     def _read(self, file: Path) -> None:
         """Take in what other processes have written."""

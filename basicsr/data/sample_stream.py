@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from basicsr.utils.rng import seed_cpu, seeded
 
-from .bad_images import BadImages
+from .bad_images import MOST_ATTEMPTS, BadImages
 
 
 class SampleStream(IterableDataset):
@@ -57,6 +57,7 @@ class SampleStream(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         number, first_epoch = self._skip()
         due: list[int] = []  # samples that wait for an item that can be used
+        failed = 0  # items in a row that could not
         for epoch in itertools.count(first_epoch):
             if hasattr(self.dataset, 'set_epoch'):
                 self.dataset.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
@@ -77,7 +78,11 @@ class SampleStream(IterableDataset):
                     except Exception as error:
                         if not self.bad_images.passes_over(error, number):
                             raise
+                        failed += 1
+                        if failed == MOST_ATTEMPTS:
+                            raise self.bad_images.none_found(due[0]) from error
                         break
+                    failed = 0
                     del due[0]
                     yield made
                 number += 1

@@ -194,8 +194,8 @@ def write_averages(
 
 def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
     """The file for each length; none of them exists."""
-    if target.suffix != '.pth':
-        raise ValueError(f"-o '{target}' is no name of a network: give FILE.pth.")
+    if target.suffix not in ('.pth', '.safetensors'):
+        raise ValueError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
     files = [target]
     if len(lengths) > 1:
         files = [target.with_name(f'{target.stem}_{x:g}{target.suffix}') for x in lengths]

@@ -66,10 +66,12 @@ class Guard:
     Args:
         model: The model that is trained.
         writer: Of the run's scalars, closed before a rollback.
+        start_iter: Iterations that were made before.
     """
 
-    def __init__(self, model: Any, writer: Any):
+    def __init__(self, model: Any, writer: Any, start_iter: int = 0):
         self.model = model
+        self._start_iter = start_iter
         self.writer = writer
         self.watch = model.precision.watch
         self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
@@ -180,7 +182,7 @@ class Guard:
             if self.watch.in_a_row >= MOST_IN_A_ROW:
                 self._end(
                     f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
-                    f'(train.on_nonfinite: skip) is of no help. {_advice("stop")}{kept}'
+                    f'(train.on_nonfinite: skip) is of no help. {_advice("skip")}{kept}'
                 )
             if self.watch.skipped <= MOST_FILES or self.watch.skipped % 100 == 0:
                 logger.warning(
@@ -190,7 +192,7 @@ class Guard:
             return
         if self.watch.policy == 'rollback':
             self._roll_back(step, what, kept)
-        self._end(f'{what}. {_advice("stop")}{kept}')
+        self._end(f'{what}. {_advice(self.watch.policy)}{kept}')
 
     def _end(self, message: str) -> NoReturn:
         """End the run on all ranks, when what was handed over has been written.
@@ -205,17 +207,28 @@ class Guard:
     def _roll_back(self, step: _Iteration, what: str, kept: str) -> NoReturn:
         if self.model.saver is not None:
             self.model.saver.close()
-        path = self.model.opt['path']
-        states = [*numbered_states(path['training_states'])]
-        newest = from_master(str(states[-1] if states else path['resume_state'] or ''))
+        newest = from_master(self._newest_checkpoint())
         if not newest:
             self._end(
                 f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
-                f'rollback): lower logger.save_checkpoint_freq. {_advice("stop")}{kept}'
+                f'rollback). {_advice("rollback")}{kept}'
             )
         self.writer.close()
         logger.warning('%s.%s', what, kept)
         raise RollBack(newest, step.samples_seen)
+
+    def _newest_checkpoint(self) -> str:
+        """The training state to go back to, '' without any.
+
+        One that a signal has added counts only without others: going back to it would make another
+        run than one that has met no signal. What the folder had before this run counts never.
+        """
+        path, every = self.model.opt['path'], self.model.opt['logger']['save_checkpoint_freq']
+        begin, own = path['resume_state'], numbered_states(path['training_states'])
+        if begin and Path(begin).resolve().parent != Path(path['training_states']).resolve():
+            own = [state for state in own if int(state.stem) > self._start_iter]
+        regular = [state for state in own if int(state.stem) % every == 0]
+        return str((regular or own or [begin or ''])[-1])
 
     def _write(self, step: _Iteration, losses: dict[str, float], broken: list[str]) -> Path | None:
         """Keep the batch of an iteration in a file, unless there are enough of them."""
@@ -231,6 +244,7 @@ class Guard:
             'iter': step.number,
             'rank': rank,
             'manual_seed': self.model.opt['manual_seed'],
+            'plugins': self.model.opt['plugins'],  # absolute; the option file may move
             'amp': self.model.precision.amp,
             'samples': list(range(first, step.samples_seen, world_size)),
             **step.about,
@@ -262,7 +276,7 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
         counts[checkpoint] += 1
         if counts[checkpoint] > MOST_ROLLBACKS:
             raise FloatingPointError(
-                f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. {_advice("stop")}'
+                f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. {_advice("rollback")}'
             )
         logger.warning(
             'Back to %s, and on with sample %d (train.on_nonfinite: rollback, the %s of %d).',
@@ -290,8 +304,11 @@ def _on_any_rank(flag: Tensor) -> Tensor:
 
 
 def _advice(policy: str) -> str:
-    others = ', or set train.on_nonfinite to skip or rollback' if policy == 'stop' else ''
-    return f'Go on from the last checkpoint (--auto_resume) with a lower learning rate{others}.'
+    """What to do where a policy has ended the run; a resume keeps the scheduled learning rate."""
+    if policy == 'stop':
+        other = 'set train.on_nonfinite to skip or rollback and go on (--auto_resume)'
+        return f'Begin anew with a lower learning rate, or {other}.'
+    return 'Begin anew with a lower learning rate.'
 
 
 def _ordinal(number: int) -> str:

@@ -20,6 +20,8 @@ _MOST_PIXELS = 2**28
 # JPEG writes a bit for 64 pixels at least, so half of this.
 _MOST_PIXELS_PER_BYTE = 1024
 os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(_MOST_PIXELS))  # read at the import
+# Its warnings of damaged images name no file; the errors that follow them here do.
+os.environ.setdefault('OPENCV_LOG_LEVEL', 'ERROR')
 
 try:
     import cv2  # other modules import it from here, for the sake of the message below

@@ -395,7 +395,9 @@ class DistOptions(Section):
 
     refusal = 'unknown key; there are backend, timeout and port'
 
-    backend: str = Field('nccl', description='nccl becomes gloo without a GPU, or num_gpu: 0')
+    backend: Literal['nccl', 'gloo'] = Field(
+        'nccl', description='nccl becomes gloo without a GPU, or num_gpu: 0'
+    )
     timeout: float = Field(
         1800, gt=0, lt=1e9, description='seconds that processes wait for each other'
     )

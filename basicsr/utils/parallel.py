@@ -6,15 +6,19 @@ import torch first, seconds each, and send images through pipes.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
+
+from .misc import atomic_path
 
 Item = TypeVar('Item')
 Result = TypeVar('Result')
@@ -56,6 +60,43 @@ def for_each_file(
             raise ValueError(f'{path}: {error}') from error
 
     return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image', disable=None)
+
+
+@contextmanager
+def made_with(folder: Path, settings: dict[str, Any], existing: bool, overwrite: bool) -> Iterator:
+    """Keep in a folder with which settings its files are made, so that a resume has the same.
+
+    Args:
+        existing: Whether some of the files are there; unless these are overwritten, it is resumed.
+
+    Raises:
+        ValueError: The files that are there were made with others, or nothing says with which.
+    """
+    record = folder / '.made_with.json'
+    if existing and overwrite:
+        record.unlink(missing_ok=True)  # until all are new, they are of both kinds
+    elif existing:
+        made = json.loads(record.read_text(encoding='utf-8')) if record.exists() else None
+        if made != settings:
+            before = _listed(made) if made else 'settings that are not known'
+            raise ValueError(
+                f'what is in {folder} was made with {before}, and not {_listed(settings)}: resume '
+                'with those, or add --overwrite.'
+            )
+    else:
+        _write_settings(record, settings)
+    yield
+    _write_settings(record, settings)
+
+
+def _listed(settings: dict[str, Any]) -> str:
+    return ', '.join(f'{name} {value}' for name, value in settings.items())
+
+
+def _write_settings(record: Path, settings: dict[str, Any]) -> None:
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(record) as temporary:
+        temporary.write_text(json.dumps(settings), encoding='utf-8')
 
 
 def run_script(

@@ -57,8 +57,8 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
 
 def _refusal(names: Any) -> str:
     return (
-        f'a safetensors file holds tensors alone, and no {", ".join(sorted(map(str, names)))}: '
-        'dense ones with values, under names that are texts.'
+        'a safetensors file holds networks alone (dense tensors, under names that are texts), and '
+        f'no {", ".join(sorted(map(str, names)))}.'
     )
 
 

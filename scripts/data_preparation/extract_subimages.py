@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 if __name__ == '__main__':  # use the checkout that this script is part of
@@ -13,7 +12,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
 
 from basicsr.data.data_util import list_images
 from basicsr.utils.img_util import cv2, imfrombytes, imwrite
-from basicsr.utils.parallel import for_each_file, run_script
+from basicsr.utils.parallel import for_each_file, made_with, run_script
 
 
 def starts(length: int, args: argparse.Namespace) -> list[int]:
@@ -22,17 +21,6 @@ def starts(length: int, args: argparse.Namespace) -> list[int]:
     if length - (positions[-1] + args.crop_size) > args.thresh_size:
         positions.append(length - args.crop_size)
     return positions
-
-
-def check_kept(part: Path, expected: np.ndarray) -> None:
-    """Refuse to go on with sub-images that were cut in another way."""
-    img = imfrombytes(part.read_bytes(), 'unchanged')
-    lossless = part.suffix.lower() == '.png'
-    if img.shape != expected.shape or (lossless and (img != expected).any()):
-        raise ValueError(
-            f'{part} was cut in another way: resume with the --crop-size and --step that it was '
-            'made with, or add --overwrite.'
-        )
 
 
 def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
@@ -49,15 +37,9 @@ def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
     corners = [(y, x) for y in starts(height, args) for x in starts(width, args)]
     names = [f'{target.name}_s{number:03d}{path.suffix}' for number in range(1, len(corners) + 1)]
     parts = [target.with_name(name) for name in names]
-    crop_of = {
-        part: img[y : y + size, x : x + size] for part, (y, x) in zip(parts, corners, strict=True)
-    }
-    kept = [part for part in parts if part.exists()] if args.resume else []
-    if kept:
-        check_kept(kept[-1], crop_of[kept[-1]])
-    for part, crop in crop_of.items():
-        if part not in kept:
-            imwrite(crop, part, params)
+    for part, (y, x) in zip(parts, corners, strict=True):
+        if not (args.resume and part.exists()):
+            imwrite(img[y : y + size, x : x + size], part, params)
     return parts
 
 
@@ -79,13 +61,16 @@ def main(args: argparse.Namespace) -> str:
     existing = [output / n for n in parts if re.sub(r'_s\d{3,}\.\w+$', '', n) in stems]
     if existing and not (args.resume or args.overwrite):
         raise FileExistsError(f'{existing[0]} exists: add --resume to go on or --overwrite.')
-    parts_of = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
-    small = parts_of.count([])
-    if small == len(paths):
-        raise ValueError(f'all {small} images are smaller than --crop-size {args.crop_size}.')
-    written = {part for parts in parts_of for part in parts}
-    for path in set(existing) - written if args.overwrite else []:  # of an earlier, finer cutting
-        path.unlink()
+    names_of = {'--crop-size': 'crop_size', '--step': 'step', '--thresh-size': 'thresh_size'}
+    settings = {flag: getattr(args, name) for flag, name in names_of.items()}
+    with made_with(output, settings, bool(existing), args.overwrite):
+        parts_of = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
+        small = parts_of.count([])
+        if small == len(paths):
+            raise ValueError(f'all {small} images are smaller than --crop-size {args.crop_size}.')
+        written = {part for parts in parts_of for part in parts}
+        for path in set(existing) - written if args.overwrite else []:  # of a finer cutting
+            path.unlink()
     result = f'{len(written)} sub-images of {len(paths) - small} images are in {output}.'
     return result + (f' Left out as too small: {small} images.' if small else '')
 

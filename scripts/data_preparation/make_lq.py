@@ -12,7 +12,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
 from basicsr.data.data_util import list_images
 from basicsr.utils.img_util import imfrombytes, imwrite
 from basicsr.utils.matlab_functions import reduce_image
-from basicsr.utils.parallel import for_each_file, run_script
+from basicsr.utils.parallel import for_each_file, made_with, run_script
 
 
 def make_pair(path: Path, folders: list[Path], scale: int) -> None:
@@ -31,17 +31,6 @@ def make_pair(path: Path, folders: list[Path], scale: int) -> None:
         imwrite(made, folder / f'{path.stem}.png')
 
 
-def check_scale(path: Path, reduced: Path, scale: int) -> None:
-    """Refuse to go on with images of another scale."""
-    sizes = [imfrombytes(file.read_bytes(), 'unchanged').shape[:2] for file in (path, reduced)]
-    if tuple(side // scale for side in sizes[0]) != sizes[1]:
-        height, width = sizes[1]
-        raise ValueError(
-            f'{reduced} has {width} x {height} pixels, and is not {path} reduced to 1/{scale}: '
-            'resume with the scale it was made with, or add --overwrite.'
-        )
-
-
 def main(args: argparse.Namespace) -> str:
     source, *folders = (Path(name) for name in (args.input, args.output, args.gt_output) if name)
     paths = [source / name for name in list_images(source)]
@@ -57,11 +46,10 @@ def main(args: argparse.Namespace) -> str:
         raise FileExistsError(f'{min(existing)} exists: add --resume to go on or --overwrite.')
     kept = existing if args.resume else set()
     missing = [p for p in paths if not kept.issuperset(f / f'{p.stem}.png' for f in folders)]
-    if there_already := sorted(set(paths) - set(missing)):
-        check_scale(there_already[0], folders[0] / f'{there_already[0].stem}.png', args.scale)
-    for _ in for_each_file(lambda p: make_pair(p, folders, args.scale), missing, args.workers):
-        pass
-    there = f' ({len(there_already)} were there already)' if args.resume else ''
+    with made_with(folders[0], {'--scale': args.scale}, bool(existing), args.overwrite):
+        for _ in for_each_file(lambda p: make_pair(p, folders, args.scale), missing, args.workers):
+            pass
+    there = f' ({len(paths) - len(missing)} were there already)' if args.resume else ''
     places = ' and their GT in '.join(map(str, folders))
     return f'{len(paths)} images of {source}, reduced to 1/{args.scale}, are in {places}{there}.'
 

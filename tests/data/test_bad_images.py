@@ -185,6 +185,13 @@ class Stream(IterableDataset):
             yield lambda index=index: self.numbers[index]
 
 
+class Few(Stream):
+    """The first five alone."""
+
+    def __iter__(self):
+        yield from itertools.islice(super().__iter__(), 5)
+
+
 def batches(tmp_path, dataset, count=30, workers=0, start=0, sampler=None):
     opt = {'phase': 'train', 'batch_size_per_gpu': 2, 'num_worker_per_gpu': workers}
     bad = BadImages(tmp_path / 'skipped.jsonl', 40)
@@ -223,8 +230,17 @@ def test_too_many_bad_images_end_the_run(tmp_path):
         batches(tmp_path, Numbers(range(11)))
     (tmp_path / 'skipped.jsonl').unlink()
     sampler = {'type': 'subset_random', 'indices': [1, 2]}
-    with pytest.raises(ValueError, match='its image and 99 others cannot be used'):
+    with pytest.raises(ValueError, match='no image was found for it in 100 attempts'):
         batches(tmp_path, Numbers([1, 2]), sampler=sampler)
+    (tmp_path / 'skipped.jsonl').unlink()
+    with pytest.raises(ValueError, match='sample 0: no image was found for it in 100 attempts'):
+        batches(tmp_path, Few(range(5)))
+
+
+def test_a_resume_does_not_help_where_there_are_too_many(tmp_path):
+    for start in (0, 40, 4000):
+        with pytest.raises(ValueError, match=r'11 of the first \d+ images cannot be used'):
+            batches(tmp_path, Numbers(range(11)), start=start)
 
 
 @pytest.mark.parametrize('error', [TypeError, NameError, IndexError, RuntimeError, MemoryError])

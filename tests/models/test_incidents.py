@@ -1,6 +1,8 @@
 """Losses and gradients that are not finite: the run ends, leaves a step out, or goes back."""
 
 import json
+import os
+import signal
 from collections import OrderedDict
 
 import pytest
@@ -212,6 +214,38 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_later_samples(run, opt
     assert differences(end(back), end(by_hand)) == []
 
 
+def test_a_checkpoint_that_a_signal_has_added_changes_no_rollback(run, opt, poison, monkeypatch):
+    poison(11)  # of iteration 6
+    more = {'logger__save_checkpoint_freq': 3, 'train__total_iter': 8}
+    whole = end(run(opt('rollback', name='whole', **more)), 8)
+    make = SRModel.optimize_parameters
+
+    def signalled(self, current_iter):
+        make(self, current_iter)
+        if current_iter == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(SRModel, 'optimize_parameters', signalled)
+        run(opt('rollback', name='cut', **more))
+    cut = run(opt('rollback', name='cut', **more), '--auto_resume')
+    assert differences(whole, end(cut, 8)) == []
+
+
+def test_a_rollback_does_not_go_to_what_the_folder_had_before(run, opt, poison):
+    state = run(opt(name='first', train__total_iter=4)) / 'training_states/4.state'
+    run(opt(name='used', train__total_iter=2, manual_seed=5))
+    poison(11)  # of iteration 6
+    ends = []
+    for name in ('empty', 'used'):
+        resumed = opt('rollback', name=name, logger__save_checkpoint_freq=8)
+        resumed['path'] = {'resume_state': str(state)}
+        folder = run(resumed)
+        assert f'Back to {state}' in ''.join(file.read_text() for file in folder.glob('*.log'))
+        ends.append(end(folder))
+    assert differences(*ends) == []
+
+
 def test_a_run_that_was_killed_after_a_rollback_resumes_bit_for_bit(run, opt, poison, monkeypatch):
     poison(5)
     more = {'train__total_iter': 6, 'datasets__train__num_worker_per_gpu': 1}
@@ -236,7 +270,10 @@ def test_rollbacks_to_one_checkpoint_are_few_and_need_one(run, opt, poison):
     poison(*range(4, 100))
     with pytest.raises(FloatingPointError, match=r'3 rollbacks to .*2\.state did not help'):
         run(opt('rollback'))
-    with pytest.raises(FloatingPointError, match='no checkpoint yet to go back to'):
+    with pytest.raises(
+        FloatingPointError,
+        match=r'no checkpoint yet to go back to .* Begin anew with a lower learning rate\. The',
+    ):
         run(opt('rollback', logger__save_checkpoint_freq=5))
 
 
@@ -372,10 +409,13 @@ def test_an_incident_is_replayed(run, opt, poison, tmp_path, monkeypatch, capsys
     from basicsr import cli
 
     poison(9)
-    options = opt(name='bad', train__clip_grad_norm=1.0)
+    (tmp_path / 'plug_ins').mkdir()
+    options = opt(name='bad', train__clip_grad_norm=1.0, plugins=['plug_ins'])
     with pytest.raises(FloatingPointError):
         run(options)
     (file,) = (tmp_path / 'experiments/bad/incidents').iterdir()
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
     monkeypatch.setattr('sys.argv', ['basicsr', 'replay', str(file)])
     cli.main()
     out = capsys.readouterr().out
@@ -399,6 +439,10 @@ def test_of_other_weights_and_other_files_replay_speaks_plainly(run, opt, poison
     assert 'the weights that the run began with' in replay(str(file), None, tmp_path)[1]
     weights = run(opt(name='good', train__total_iter=1)) / 'models/net_g_1.pth'
     assert str(weights) in replay(str(file), str(weights), tmp_path)[1]
+    content = torch.load(file, weights_only=True)
+    content['batch']['lq'].zero_()
+    torch.save(content, file)
+    assert 'Now all is finite' in replay(str(file), None, tmp_path)[-1]
     with pytest.raises(ValueError, match='is not a file of'):
         replay(str(weights), None, tmp_path)
 

@@ -49,10 +49,10 @@ def read():
 
 @pytest.fixture
 def contents():
-    """Bytes of all files of a folder, by their path."""
+    """Bytes of all files of a folder but for hidden ones, by their path."""
 
     def contents(folder):
-        files = (path for path in folder.rglob('*') if path.is_file())
+        files = (path for path in folder.rglob('[!.]*') if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
     return contents

@@ -82,7 +82,7 @@ def test_the_quickstart_pairs_are_what_the_script_makes(split, tmp_path):
     result = run(folder / 'gt', tmp_path, scale=4)
     names = sorted(path.name for path in (folder / 'gt').glob('*.png'))
     assert result.startswith(f'{len(names)} images')
-    assert names == sorted(path.name for path in (folder / 'lq_x4').iterdir())
+    assert names == sorted(path.name for path in (folder / 'lq_x4').glob('[!.]*'))
     for name in names:
         gt, lq = read(folder / 'gt' / name), read(folder / 'lq_x4' / name)
         assert gt.shape[0] % 12 == gt.shape[1] % 12 == 0
@@ -142,13 +142,24 @@ def test_whole_pairs_are_kept_and_halves_are_made_again(tmp_path):
 
 
 def test_images_of_another_scale_are_not_gone_on_with(tmp_path):
-    gt, lq = write(tmp_path / 'gt', 'a.png', noise(12, 8)), tmp_path / 'lq'
+    """Also where all pairs are halves, and where an overwriting was cut off."""
+    gt, lq, cropped = write(tmp_path / 'gt', 'a.png', noise(12, 8)), tmp_path / 'lq', tmp_path / 'c'
     write(gt, 'b.png', noise(12, 8))
-    run(gt, lq, scale=2)
-    (lq / 'b.png').unlink()
-    with pytest.raises(ValueError, match=r'a.png has 4 x 6 pixels, and is not .* to 1/4: resume'):
-        run(gt, lq, scale=4, resume=True)
-    assert not (lq / 'b.png').exists()
+    run(gt, lq, scale=4, gt_output=cropped)
+    for name in 'ab':
+        (cropped / f'{name}.png').unlink()
+    before = (lq / 'a.png').read_bytes()
+    with pytest.raises(ValueError, match=r'lq was made with --scale 4, and not --scale 2: resume'):
+        run(gt, lq, scale=2, gt_output=cropped, resume=True)
+    assert (lq / 'a.png').read_bytes() == before and not list(cropped.glob('*.png'))
+    run(gt, lq, scale=4, gt_output=cropped, resume=True)
+    assert len(list(cropped.glob('*.png'))) == 2
+
+    (gt / 'c.png').write_bytes(b'damaged')
+    with pytest.raises(ValueError, match=r'c\.png'):
+        run(gt, lq, scale=2, overwrite=True)
+    with pytest.raises(ValueError, match='made with settings that are not known'):
+        run(gt, lq, scale=2, resume=True)
 
 
 def test_the_number_of_workers_changes_no_byte(tmp_path):
@@ -189,7 +200,7 @@ def test_unusable_images_are_refused_by_name(tmp_path):
     (tmp_path / 'empty').mkdir()
     with pytest.raises(FileNotFoundError, match='holds no images'):
         run(tmp_path / 'empty', tmp_path / 'lq')
-    assert not (tmp_path / 'lq').exists()
+    assert not list((tmp_path / 'lq').glob('[!.]*'))
 
 
 def test_the_command_prints_one_line_and_fails_with_one_line(tmp_path, monkeypatch, capsys):

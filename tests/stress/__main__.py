@@ -36,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
     begin, found = time.monotonic(), {}
     names = args.names or list(KINDS)
     with TemporaryDirectory(prefix='basicsr-stress-', dir=args.folder) as temporary:
+        os.environ['XDG_CACHE_HOME'] = str(Path(temporary) / 'cache')  # of decoded images
         for number, name in enumerate(names):
             now = time.monotonic()
             left = begin + 60 * args.minutes - now

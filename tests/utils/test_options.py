@@ -1045,6 +1045,7 @@ def test_a_truth_is_no_number(parse, entry):
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
+        ('backend: foo', "backend: input should be 'nccl' or 'gloo', got 'foo'"),
         ('timeout: 0', 'timeout: input should be greater than 0, got 0'),
         ('timeout: true', 'timeout: must be a number, got True'),
         ('port: 70000', 'port: input should be less than 65536, got 70000'),

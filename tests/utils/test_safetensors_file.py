@@ -60,7 +60,7 @@ def test_other_programs_read_the_names_and_their_files_are_read(file):
 
 def test_what_is_not_a_tensor_is_refused_by_name(file):
     for content, named in (({'params': STATE, 'iter': 3}, 'iter'), ({'params': {'x': 2}}, 'x')):
-        with pytest.raises(ValueError, match=f'holds tensors alone, and no .*{named}'):
+        with pytest.raises(ValueError, match=f'holds networks alone .* and no .*{named}'):
             save_checkpoint(content, file)
     assert not file.exists()
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_converted_is_told(convert, tmp_path):
     for arguments, message in (
         (('a.pth', 'a.pth'), 'a.pth exists: remove it'),
         (('a.pth', 'b.bin'), 'b.bin must end in .pth or .safetensors'),
-        (('a.pth', 'b.safetensors'), 'holds tensors alone, and no iter'),
+        (('a.pth', 'b.safetensors'), 'under names that are texts), and no iter'),
         (
             ('a.pth', 'b.pth', '--key', 'mine'),
             "has no state dict 'mine'; its keys are: params, iter",
