@@ -36,6 +36,9 @@ class CheckpointSeries:
         """Write a network or, after all networks of its iteration, a state."""
         if path.suffix != '.state':
             self._records[path.name] = save_checkpoint(content, path)
+            if path.stem.endswith(('_latest', '_best')):  # none of before in the other format
+                for suffix in {'.pth', '.safetensors'} - {path.suffix}:
+                    path.with_suffix(suffix).unlink(missing_ok=True)
             return
         records, self._records = self._records, {}
         own = {n: r for n, r in records.items() if Path(n).stem.endswith(f'_{path.stem}')}

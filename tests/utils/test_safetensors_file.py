@@ -113,6 +113,7 @@ def test_a_resume_reads_the_network_that_the_state_was_written_with(run, train_o
     run(opt, '--auto_resume')
     ours = load_checkpoint(models / 'net_g_latest.safetensors')
     assert differences(ours, checkpoint(whole, 'net_g_latest.pth')) == []
+    assert not (models / 'net_g_latest.pth').exists(), 'it would be of iteration 4'
 
 
 def test_weights_of_either_format_score_alike(run, train_opt, tmp_path):
