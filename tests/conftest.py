@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from runs import TORCHRUN
 
 from basicsr.utils import registry
 
+# As in the foreground: a shell has what it starts in the background ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # As the programs that tests start: sums differ in their last bit with the number of threads.
 torch.set_num_threads(1)
 

@@ -304,11 +304,11 @@ def _on_any_rank(flag: Tensor) -> Tensor:
 
 
 def _advice(policy: str) -> str:
-    """What to do where a policy has ended the run; a resume keeps the scheduled learning rate."""
+    """What to do where a policy has ended the run; a resume would keep the learning rate."""
+    anew = 'Begin a new run with a lower learning rate (path.pretrain_network_g: the last weights)'
     if policy == 'stop':
-        other = 'set train.on_nonfinite to skip or rollback and go on (--auto_resume)'
-        return f'Begin anew with a lower learning rate, or {other}.'
-    return 'Begin anew with a lower learning rate.'
+        return f'{anew}, or go on (--auto_resume) with train.on_nonfinite: skip or rollback.'
+    return f'{anew}.'
 
 
 def _ordinal(number: int) -> str:
