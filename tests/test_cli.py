@@ -218,8 +218,6 @@ def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt
         env={**os.environ, 'PYTHONPATH': basicsr.__path__[0] + '/..', 'OMP_NUM_THREADS': '1'},
         stderr=log,
         start_new_session=True,
-        # The tests themselves may run in the background, where Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     states = tmp_path / 'experiments/cut/training_states'
     deadline = time.monotonic() + 300

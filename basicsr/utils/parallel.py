@@ -6,7 +6,6 @@ import torch first, seconds each, and send images through pipes.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections import deque
@@ -72,31 +71,27 @@ def made_with(folder: Path, settings: dict[str, Any], existing: bool, overwrite:
     Raises:
         ValueError: The files that are there were made with others, or nothing says with which.
     """
-    record = folder / '.made_with.json'
+    record = folder / '.made_with.txt'
+    wanted = ', '.join(f'{name} {value}' for name, value in settings.items())
     if existing and overwrite:
         record.unlink(missing_ok=True)  # until all are new, they are of both kinds
     elif existing:
-        made = json.loads(record.read_text(encoding='utf-8')) if record.exists() else None
-        if made != settings:
-            before = _listed(made) if made else 'settings that are not known'
+        made = record.read_text(encoding='utf-8', errors='replace') if record.exists() else ''
+        if made != wanted:
             raise ValueError(
-                f'what is in {folder} was made with {before}, and not {_listed(settings)}: resume '
-                'with those, or add --overwrite.'
+                f'what is in {folder} was made with {made or "settings that are not known"}, and '
+                f'not {wanted}: resume with those, or add --overwrite.'
             )
     else:
-        _write_settings(record, settings)
+        _write(record, wanted)
     yield
-    _write_settings(record, settings)
+    _write(record, wanted)
 
 
-def _listed(settings: dict[str, Any]) -> str:
-    return ', '.join(f'{name} {value}' for name, value in settings.items())
-
-
-def _write_settings(record: Path, settings: dict[str, Any]) -> None:
+def _write(record: Path, text: str) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(record) as temporary:
-        temporary.write_text(json.dumps(settings), encoding='utf-8')
+        temporary.write_text(text, encoding='utf-8')
 
 
 def run_script(

@@ -61,8 +61,11 @@ def main(args: argparse.Namespace) -> str:
     existing = [output / n for n in parts if re.sub(r'_s\d{3,}\.\w+$', '', n) in stems]
     if existing and not (args.resume or args.overwrite):
         raise FileExistsError(f'{existing[0]} exists: add --resume to go on or --overwrite.')
-    names_of = {'--crop-size': 'crop_size', '--step': 'step', '--thresh-size': 'thresh_size'}
-    settings = {flag: getattr(args, name) for flag, name in names_of.items()}
+    settings = {
+        '--crop-size': args.crop_size,
+        '--step': args.step,
+        '--thresh-size': args.thresh_size,
+    }
     with made_with(output, settings, bool(existing), args.overwrite):
         parts_of = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
         small = parts_of.count([])

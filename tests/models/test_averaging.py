@@ -19,6 +19,7 @@ from basicsr.models.averaging import (
     snapshot_file,
     write_averages,
 )
+from basicsr.utils.checkpoint import load_checkpoint
 
 
 class Walker(nn.Module):
@@ -260,6 +261,10 @@ def test_averages_are_never_written_over_a_file(run, train_opt, tmp_path):
     assert target.read_bytes() == before
     with pytest.raises(ValueError, match='are the same file'):
         write_averages(folder, [0.1, 0.1], tmp_path / 'x.pth')
+    write_averages(folder, [0.1], tmp_path / 'a.safetensors')
+    write_averages(folder, [0.1], tmp_path / 'a.pth')
+    both = (load_checkpoint(tmp_path / f'a.{kind}') for kind in ('safetensors', 'pth'))
+    assert differences(*both) == []
     for name in ('', f'{tmp_path}/folder/'):
         with pytest.raises(ValueError, match=r'no name of a network: give FILE\.pth or'):
             write_averages(folder, [0.1], name)
