@@ -15,6 +15,8 @@ from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
+from basicsr.run.option_checks import check_components, check_unread
+from basicsr.run.size_checks import try_metrics
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import get_env_info, get_root_logger
@@ -41,6 +43,7 @@ def test_pipeline(root_path: str | Path) -> None:
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
+    check_components(opt)
     warn_of_other_programs()
 
     loaders = []
@@ -50,6 +53,8 @@ def test_pipeline(root_path: str | Path) -> None:
         logger.info('Number of test images in %s: %d', dataset_opt['name'], len(dataset))
     check_same_data({loader.dataset.opt['name']: loader.dataset for loader in loaders})
     model = build_model(opt)
+    check_unread(opt)
+    try_metrics(opt, loaders)
 
     make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built
     barrier()

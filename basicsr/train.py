@@ -28,6 +28,8 @@ from basicsr.models import build_model
 from basicsr.models.incidents import Guard, with_rollbacks
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
+from basicsr.run.option_checks import check_components, check_unread
+from basicsr.run.size_checks import try_metrics, try_training_batches
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver
@@ -72,6 +74,7 @@ def train_pipeline(root_path: str | Path) -> None:
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
+    check_components(opt)
     warn_of_other_programs()
     preemption = PreemptionWatch(opt['dist_params']['timeout'])
     with preemption:
@@ -102,6 +105,9 @@ def train(
         opt, logger, resume_state
     )
     model = build_model(opt)
+    check_unread(opt)
+    try_training_batches(model, train_loader)
+    try_metrics(opt, val_loaders)
     if resume_state:
         model.resume_training(resume_state)
     model.samples_seen = start

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # More bad images than this, and than a tenth of those seen so far, mean that the set is wrong.
 _FEW, _SHARE = 10, 0.1
 MOST_ATTEMPTS = 100  # of a sample
-_BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
+BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
 # Of these the image is not the cause, and the next one would meet the same.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
@@ -37,7 +37,7 @@ def is_bad_data(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return False
     lmdb = sys.modules.get('lmdb')
-    return isinstance(error, (*_BAD_DATA, *([lmdb.Error] if lmdb else [])))
+    return isinstance(error, (*BAD_DATA, *([lmdb.Error] if lmdb else [])))
 
 
 class BadImages:

@@ -67,7 +67,7 @@ class RealESRGANDataset(Dataset):
     """
 
     def __init__(self, opt: dict):
-        check_image_options({**opt, 'meta_info': None})
+        check_image_options(opt | {'meta_info': None})
         check_name_of_list(opt)
         if opt.get('mean') is not None:
             raise ValueError('mean and std: images cannot be degraded once they are normalised.')

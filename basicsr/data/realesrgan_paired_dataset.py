@@ -21,7 +21,7 @@ class RealESRGANPairedDataset(PairedImageDataset):
 
     def __init__(self, opt: dict):
         check_name_of_list(opt)
-        super().__init__({**opt, 'meta_info': None, 'meta_info_file': opt.get('meta_info')})
+        super().__init__(opt | {'meta_info': None, 'meta_info_file': opt.get('meta_info')})
         self.opt = opt
 
     def _listed_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:

@@ -121,6 +121,9 @@ class BaseModel:
         """Take over a batch."""
         raise NotImplementedError(f'{type(self).__name__} defines no feed_data.')
 
+    def try_batch(self, data: Mapping[str, Any]) -> None:
+        """Refuse a batch whose sizes do not fit, before a training begins with such batches."""
+
     def mix_batch(self) -> None:
         """Mix the samples of the batch, before a step: ``train.mixing``."""
         if self.mixing is not None:

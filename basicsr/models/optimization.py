@@ -13,13 +13,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr_scheduler
 
-from basicsr.utils.registry import building, import_name
+from basicsr.utils.registry import argument_problems, building, import_name
 from basicsr.utils.text import did_you_mean
 
 from . import lr_scheduler
 
 logger = logging.getLogger(__name__)
 
+# Options of every optimizer that are not arguments of its class.
+_OWN_ARGUMENTS = {'groups', 'decay_norms'}
+_OF_SCHEDULERS = ('SequentialLR', 'ChainedScheduler')
 # Arguments of an optimizer that choose how it computes.
 _IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -163,6 +166,33 @@ def _build_muon(
     return JointOptimizer(parts)
 
 
+def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
+    """What keeps an optimizer from being built of the options ``train.optim_g`` or another."""
+    if not isinstance(options.get('type'), str):
+        return ['needs a type, such as {type: Adam, lr: 1e-4}.']
+    try:
+        optimizer_class = _optimizer_class(options['type'])
+    except ValueError as error:
+        return [str(error)]
+    own = _OWN_ARGUMENTS | ({'others'} if optimizer_class is torch.optim.Muon else set())
+    described = {key: value for key, value in options.items() if key not in own | {'type'}}
+    problems = argument_problems(optimizer_class, described, ('params',))
+    parts = [options, *(part for part in _parts(options) if isinstance(part, Mapping))]
+    for part in parts:
+        rate = part.get('lr', options.get('lr'))
+        if isinstance(rate, str):
+            problems.append(f"lr is the text '{rate}': write the number without quotes.")
+        elif isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+            problems.append(f'needs a learning rate, such as lr: 1e-4; got {rate}.')
+    return list(dict.fromkeys(problems))
+
+
+def _parts(options: Mapping[str, Any]) -> list[Any]:
+    """The sections of an optimizer's options that may have a learning rate of their own."""
+    groups = options.get('groups')
+    return [options.get('others'), *(groups if isinstance(groups, list) else [])]
+
+
 def _optimizer_class(name: str) -> type[Optimizer]:
     if ':' in name:
         return import_name(name, 'optimizer', Optimizer)
@@ -240,11 +270,48 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
     """A schedule of ours or of ``torch.optim.lr_scheduler``, stepped once an iteration.
 
     ``SequentialLR`` and ``ChainedScheduler`` have ``schedulers``, a list of such options.
+
+    Raises:
+        ValueError: There is no such schedule, or it cannot be built of the options.
     """
+    if problems := scheduler_problems(options):
+        raise ValueError(f'train.scheduler: {" ".join(problems)}')
     options = dict(options)
-    if 'type' not in options:
-        raise ValueError(f'train.scheduler needs a type, got {options}.')
     name = options.pop('type')
+    schedule = _schedulers()[name]
+    try:
+        if name in _OF_SCHEDULERS:
+            inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
+            parts = {'schedulers': inner, 'optimizer': optimizer}
+            return schedule(**parts, **options)
+        with building(f'train.scheduler {name} from {options}'):
+            return schedule(optimizer, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'{error}, while building {name} from {options}') from error
+
+
+def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
+    """What keeps ``build_scheduler`` from building these options."""
+    name, known = options.get('type'), _schedulers()
+    if name is None:
+        return [f'needs a type, got {dict(options)}.']
+    if name == 'ReduceLROnPlateau':
+        return [
+            'ReduceLROnPlateau goes by a score, and schedules here by the iteration; take '
+            'MultiStepLR.'
+        ]
+    if name not in known:
+        return [f"'{name}' is unknown{did_you_mean(name, known)} There are {', '.join(known)}."]
+    given = [key for key in options if key != 'type']
+    problems = argument_problems(known[name], given, ('optimizer',))
+    inner = options.get('schedulers')
+    if name in _OF_SCHEDULERS and isinstance(inner, list):
+        problems += [problem for part in inner for problem in scheduler_problems(part)]
+    return problems
+
+
+def _schedulers() -> dict[str, type]:
+    """The schedules by the names that options give them."""
     known = {
         key: value
         for key, value in vars(torch_lr_scheduler).items()
@@ -252,26 +319,8 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
     }
     for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
         known.pop(unusable, None)
-    if name == 'ReduceLROnPlateau':
-        raise ValueError(
-            'train.scheduler: ReduceLROnPlateau goes by a score, and schedules here by the '
-            'iteration; take MultiStepLR.'
-        )
-    known.update(
-        MultiStepLR=lr_scheduler.MultiStepRestartLR,  # equal without restarts
-        MultiStepRestartLR=lr_scheduler.MultiStepRestartLR,
-        CosineAnnealingRestartLR=lr_scheduler.CosineAnnealingRestartLR,
-    )
-    if name not in known:
-        raise ValueError(f"train.scheduler.type '{name}' is unknown{did_you_mean(name, known)}")
-    try:
-        if name in ('SequentialLR', 'ChainedScheduler'):
-            inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
-            parts = {'schedulers': inner, 'optimizer': optimizer}
-            return known[name](**parts, **options)
-        with building(f'train.scheduler {name} from {options}'):
-            return known[name](optimizer, **options)
-    except KeyError as error:
-        raise ValueError(f'train.scheduler: {name} needs {error}.') from error
-    except (TypeError, ValueError) as error:
-        raise type(error)(f'{error}, while building {name} from {options}') from error
+    return known | {
+        'MultiStepLR': lr_scheduler.MultiStepRestartLR,  # equal without restarts
+        'MultiStepRestartLR': lr_scheduler.MultiStepRestartLR,
+        'CosineAnnealingRestartLR': lr_scheduler.CosineAnnealingRestartLR,
+    }

@@ -42,4 +42,7 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
         super().optimize_parameters(current_iter)
 
     def target(self, loss: str) -> Tensor:
-        return self.gt_usm if self.sharpens.get(loss, self.sharpens['pix']) else self.gt
+        if not self.sharpens.get(loss, self.sharpens['pix']):
+            return self.gt
+        # Outside a step it is made when it is asked for.
+        return self.gt_usm if hasattr(self, 'gt_usm') else self.usm_sharpener(self.gt)

@@ -19,6 +19,7 @@ from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import atomic_path
+from basicsr.utils.option_tables import DEGRADATION_OPTIONS
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .base_model import BaseModel
@@ -100,6 +101,8 @@ class BlindDegradation(BaseModel):
 
     def __init__(self, opt: dict):
         self.shares = opt.get('share_degradation', False)
+        self.is_high_order = opt.get('high_order_degradation', True)
+        self.log_recipes = opt.get('log_recipes', False)
         self.pool: TrainingPairPool | None = None
         if opt['is_train']:
             self._check_options(opt)
@@ -118,15 +121,16 @@ class BlindDegradation(BaseModel):
                 f'gt_size is {own}, but datasets.train.gt_size {its}: both are the side of the '
                 'training patches; leave one of them out.'
             )
-        # As the option file's completion has it, what stands in datasets.train comes first.
-        self.degradation = {k: v for k, v in {**opt, **train_set}.items() if v is not None}
+        names = (*DEGRADATION_OPTIONS.split(), 'scale', 'progressive', 'batch_size_per_gpu')
+        given = {name: self._given(opt, name) for name in names}
+        self.degradation = {name: value for name, value in given.items() if value is not None}
         in_workers = train_set.get('degrade_on') == 'worker'
         if in_workers and self.shares:
             raise ValueError(
                 'share_degradation needs whole batches, and with datasets.train.degrade_on: worker '
                 'the samples are degraded one by one: leave one of them out.'
             )
-        if opt.get('high_order_degradation', True) and not in_workers:
+        if self.is_high_order and not in_workers:
             try:
                 check_options(self.degradation, 'recipes')
                 _ = self.degradation['gt_size'], self.degradation['scale']
@@ -135,7 +139,7 @@ class BlindDegradation(BaseModel):
 
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
-        """An option of the degradation, wherever it stands."""
+        """An option of the degradation, of datasets.train or else of the top level."""
         return opt['datasets']['train'].get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
@@ -158,15 +162,21 @@ class BlindDegradation(BaseModel):
         self.recipes = data.get('recipe')
         if self.recipes is None:  # no training batch, or one of pairs
             return
-        if self.opt.get('log_recipes'):
+        if self.log_recipes:
             self._log_recipes(data)
         if self.pool is not None:
             self.lq, self.gt = self.pool.exchange(self.lq, self.gt)
 
+    def try_batch(self, data: Mapping[str, Any]) -> None:
+        kept = self.pool, self.log_recipes
+        self.pool, self.log_recipes = None, False
+        super().try_batch(data)
+        self.pool, self.log_recipes = kept
+
     @torch.no_grad()
     def _degrade(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with ``lq``, and ``gt`` cut to it."""
-        if not self.opt.get('high_order_degradation', True):
+        if not self.is_high_order:
             raise ValueError(
                 'high_order_degradation: false needs pairs of images, and the training set gives '
                 'no lq: use RealESRGANPairedDataset.'
@@ -226,6 +236,6 @@ class RealESRNetModel(BlindDegradation, SRModel):
     """Regression on degraded images; ``gt_usm`` says whether the target is sharpened."""
 
     def _check_options(self, opt: dict) -> None:
-        if self._given(opt, 'gt_usm') is None and opt.get('high_order_degradation', True):
+        if self._given(opt, 'gt_usm') is None and self.is_high_order:
             raise ValueError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

@@ -6,7 +6,8 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ from basicsr.utils.watchdog import note
 
 from .averaging import PowerAverages
 from .base_model import BaseModel
-from .optimization import has_two_weights, parameter_groups, train_weights
+from .optimization import (
+    has_two_weights,
+    optimizer_problems,
+    parameter_groups,
+    train_weights,
+)
 from .preparation import compile_if_asked, use_channels_last
 from .swa import StochasticAverage, let_swa_take_over
 
@@ -75,29 +81,18 @@ class SRModel(BaseModel):
     def _check_metrics(self) -> None:
         """Refuse metrics that do not exist or lack an argument, before anything is trained."""
         for name, options in ((self.opt.get('val') or {}).get('metrics') or {}).items():
-            metric = METRIC_REGISTRY.get(options['type'])
+            problems = METRIC_REGISTRY.problems(options, ('img', 'img2'))
             if options['type'].endswith('_pt'):
-                raise ValueError(
-                    f'val.metrics.{name}: {options["type"]} takes tensors, not images.'
-                )
-            arguments = {key: value for key, value in options.items() if key != 'type'}
-            signature = inspect.signature(metric)
-            try:
-                signature.bind(img=None, img2=None, **arguments)
-            except TypeError as error:
-                raise ValueError(f'val.metrics.{name} ({options["type"]}): {error}.') from error
-            known = [*signature.parameters, 'better']
-            for key in arguments.keys() - known:
-                if metric.__module__.startswith('basicsr.'):  # their **kwargs are for 'better'
-                    hint = did_you_mean(key, known)
-                    raise ValueError(f"val.metrics.{name}: no argument '{key}'{hint}")
+                problems = [f'{options["type"]} takes tensors, not images.']
+            if problems:
+                raise ValueError(f'val.metrics.{name}: {" ".join(problems)}')
 
     def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> None:
         """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
         path = self.opt['path']
         load_path = path.get(f'pretrain_network_{label}')
+        strict = path.get(f'strict_load_{label}', True)
         if load_path is not None:
-            strict = path.get(f'strict_load_{label}', True)
             self.load_network(net, load_path, strict, param_key)
 
     def init_training_settings(self) -> None:
@@ -223,8 +218,8 @@ class SRModel(BaseModel):
     def _optimizer_of(self, net: torch.nn.Module, key: str) -> torch.optim.Optimizer:
         """The optimizer of a network that ``train.<key>`` describes."""
         options = dict(self.opt['train'].get(key) or {})
-        if 'type' not in options:
-            raise ValueError(f'train.{key} needs a type, such as {{type: Adam, lr: 1e-4}}.')
+        if problems := optimizer_problems(options):
+            raise ValueError(f'train.{key}: {" ".join(problems)}')
         name = options.pop('type')
         frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
         if frozen:
@@ -232,12 +227,6 @@ class SRModel(BaseModel):
         groups, options = parameter_groups(self.get_bare_model(net), options)
         if isinstance(options.get('others'), dict):
             options['others'] = dict(options['others'])
-        for described in (options, options.get('others') or options, *groups):
-            rate = described.get('lr', options.get('lr'))
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-                raise ValueError(
-                    f'train.{key} needs a learning rate, such as lr: 1e-4; got {rate}.'
-                )
         factor = self._learning_rate_factor()
         for described in (options, options.get('others') or {}, *groups):
             if 'lr' in described:
@@ -272,6 +261,51 @@ class SRModel(BaseModel):
     def _to_device(self, images: Tensor) -> Tensor:
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         return images.to(self.device, non_blocking=True, memory_format=layout)
+
+    @torch.no_grad()
+    def try_batch(self, data: Mapping[str, Any]) -> None:
+        """Restore a batch and compute its losses, without a step and without a trace in the model.
+
+        Subclasses that are not of this package and have their own ways with a batch are left alone.
+
+        Raises:
+            ValueError: The network cannot restore images of this size, gives others than the ground
+                truth, or a loss cannot compare them.
+        """
+        hooks = (type(self).feed_data, type(self).optimize_parameters)
+        if not all(hook.__module__.startswith('basicsr.') for hook in hooks):
+            return
+        nets = [(net, net.training) for net in self.trained_networks().values()]
+        trial = copy(self)  # which has the attributes of the batch
+        try:
+            for net, _ in nets:
+                net.eval()
+            with self._uncompiled(), self.autocast():
+                trial.feed_data(data)
+                trial._try_losses()
+        finally:
+            for net, was_training in nets:
+                net.train(was_training)
+
+    def _try_losses(self) -> None:
+        size = f'{self.lq.shape[-1]}x{self.lq.shape[-2]}'
+        where = f'the first batch (LQ {size}, {self.lq.shape[1]} channels)'
+        net = self.get_bare_model(self.net_g)
+        with explained(f'network_g ({type(net).__name__}) cannot restore {where}'):
+            output = net(self.lq)
+        if output.shape != self.gt.shape:
+            raise ValueError(
+                f'network_g ({type(net).__name__}) makes images of {_size(output)} from {where}, '
+                f'and the GT has {_size(self.gt)}: {self._advice_on_sizes()}'
+            )
+        with explained(f'the losses cannot be computed of {where} and GT {_size(self.gt)}'):
+            self.restore_and_compare()
+
+    def _advice_on_sizes(self) -> str:
+        upscale, scale = self.opt['network_g'].get('upscale'), self.opt.get('scale')
+        if upscale is not None and upscale != scale:
+            return f'network_g.upscale is {upscale}, and scale is {scale}; make the two equal.'
+        return 'look at the arguments of network_g, and at scale and gt_size.'
 
     def optimize_parameters(self, current_iter: int) -> None:
         losses = self.step('g', self.net_g, self.optimizer_g, self.restore_and_compare)
@@ -541,6 +575,21 @@ def _number_of_images(loss: torch.nn.Module) -> int:
     return sum(
         p.default is inspect.Parameter.empty for p in parameters if p.kind < p.VAR_POSITIONAL
     )
+
+
+def _size(images: Tensor) -> str:
+    return f'{images.shape[-1]}x{images.shape[-2]} with {images.shape[1]} channels'
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Within the block errors about shapes and values say ``what`` has failed."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        raise ValueError(f'{what}: {error}') from error
 
 
 def _needs_reference(metric: Callable) -> bool:

@@ -163,7 +163,7 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
     ):
         raise ValueError(f'{file} is not a training state.')
     records = state.get('files', {})
-    models = folder_of_networks({**opt['path'], 'resume_state': str(file)})
+    models = folder_of_networks(opt['path'] | {'resume_state': str(file)})
     for network in _needed(state['iter'], opt, models, records):
         check_file(network, records.get(network.name))
     return state

@@ -423,7 +423,9 @@ class Options(Section):
     )
     manual_seed: int | None = Field(None, ge=0, le=2**62, description='~: drawn, and logged')
     deterministic: bool = Field(False, description='deterministic kernels only; slower on GPUs')
-    strict_options: bool = Field(True, description='refuse keys that nearly spell a known one')
+    strict_options: bool | Literal['all'] = Field(
+        True, description='refuse keys that nearly spell a known one; all: every key not read'
+    )
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
     path: PathOptions = Field(default_factory=PathOptions.defaults)
     val: ValOptions | None = None

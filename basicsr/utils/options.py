@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .option_section import KeyPath, OptionSection
 from .option_tables import (
     DEGRADATION_OPTIONS,
     Section,
@@ -22,9 +23,8 @@ from .option_tables import (
     TrainingOptions,
     is_plain_name,
 )
-from .registry import import_plugins
+from .registry import DATASET_REGISTRY, MODEL_REGISTRY, import_plugins
 from .yaml_util import (
-    KeyPath,
     OptionError,
     load_value,
     load_with_lines,
@@ -119,7 +119,6 @@ class _OptionFile:
         self._opt, self._lines = load_with_lines(file)
         self._forced: set[KeyPath] = set()
         self._problems: list[tuple[int, str]] = []
-        self.unread: list[str] = []  # keys that no table knows
 
     def force(self, entry: str) -> None:
         """Apply an entry of ``--force_yml``."""
@@ -127,6 +126,35 @@ class _OptionFile:
             self._forced.add(_force(self._opt, entry, self._table))
         except OptionError as error:
             self._problems.append((0, f'--force_yml {entry}: {error}'))
+
+    def import_plugins(self) -> list[str]:
+        """Import the modules of ``plugins``; returns their folders.
+
+        They come first: which spelling of a key is right depends on whose class reads it.
+        """
+        given = self._opt.get('plugins') or []
+        if not isinstance(given, list) or not all(isinstance(folder, str) for folder in given):
+            return []  # refused with the other values
+        folders = [self._plugin_folder(folder, str(i)) for i, folder in enumerate(given)]
+        import_plugins(folders)
+        return folders
+
+    def _plugin_folder(self, folder: str, index: str) -> str:
+        """Plug-in folders are looked up beside the option file, then in the working directory."""
+        beside, here = Path(self._file).parent / folder, Path(folder)
+        for candidate in (beside, here):
+            if candidate.expanduser().is_dir():
+                return str(candidate.expanduser().resolve())
+        _, place = self._place(('plugins', index))
+        raise FileNotFoundError(
+            f'{place}: plugins: no folder {beside.resolve()}, nor {here.resolve()}.'
+        )
+
+    def sections(self, opt: dict) -> OptionSection:
+        """The completed options as sections that record what is read of them."""
+        places = {path: f'{self._file}:{line}' for path, line in self._lines.items()}
+        places |= dict.fromkeys(self._forced, '--force_yml')
+        return _as_sections(opt, self._table, places)
 
     def complete(self) -> dict:
         """The options with all defaults filled in.
@@ -152,7 +180,7 @@ class _OptionFile:
         return complete
 
     def _check_spelling(self, table: type[Section], section: dict, path: KeyPath = ()) -> None:
-        is_strict = self._opt.get('strict_options') is not False
+        is_strict = self._opt.get('strict_options') is not False and not self._is_users(path)
         for key, value in section.items():
             key_path, inner = (*path, str(key)), table.inner(key)
             if inner and isinstance(value, dict):
@@ -167,8 +195,14 @@ class _OptionFile:
                 self._add(key_path, table.refusal)
             elif close and is_strict:
                 self._add(key_path, f"unknown key; did you mean '{close[0]}'?")
-            else:
-                self.unread.append('.'.join(key_path))
+
+    def _is_users(self, path: KeyPath) -> bool:
+        """Whether a section is read by a class of the user's, which may know other keys."""
+        if path[:1] in (('logger',), ('dist_params',)):
+            return False
+        if len(path) < 2 or path[0] != 'datasets':
+            return MODEL_REGISTRY.is_users(self._opt.get('model_type'))
+        return DATASET_REGISTRY.is_users(self._opt['datasets'][path[1]].get('type'))
 
     def _check_components(self) -> None:
         """Every section that describes a component names its type."""
@@ -253,7 +287,9 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     file = _OptionFile(args.opt, TrainingOptions if is_train else TestOptions)
     for entry in args.force_yml:
         file.force(entry)
+    plugins = file.import_plugins()
     opt = file.complete()
+    opt['plugins'] = plugins
 
     from .agreement import check_same_options
     from .cores import share_cores
@@ -272,14 +308,6 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     opt['rank'], opt['world_size'] = get_dist_info()
     opt['root_path'] = str(root_path)
     opt['is_train'], opt['auto_resume'] = is_train, args.auto_resume
-    if file.unread:
-        logger.warning(
-            'Not options of the runner, left to the component that reads them: %s',
-            ', '.join(file.unread),
-        )
-
-    opt['plugins'] = [_plugin_folder(folder, args.opt) for folder in opt['plugins']]
-    import_plugins(opt['plugins'])
     names = [dataset['name'] or key for key, dataset in opt['datasets'].items() if key != 'train']
     if len(set(names)) < len(names):
         raise OptionError(f'{args.opt}: datasets share a name: {", ".join(names)}; change one.')
@@ -303,16 +331,19 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         if opt['val']:
             opt['val']['val_freq'] = 8
     _seed_process(opt)
-    return opt, args
+    return file.sections(opt), args
 
 
-def _plugin_folder(folder: str, option_file: str) -> str:
-    """Plug-in folders are looked up beside the option file first, then where the run starts."""
-    beside, here = Path(option_file).parent / folder, Path(folder)
-    for candidate in (beside, here):
-        if candidate.expanduser().is_dir():
-            return str(candidate.expanduser().resolve())
-    raise FileNotFoundError(f'plugins: no folder {beside.resolve()}, nor {here.resolve()}.')
+def _as_sections(
+    content: dict, table: type[Section], places: dict[KeyPath, str], path: KeyPath = ()
+) -> OptionSection:
+    sections = {
+        key: _as_sections(value, inner, places, (*path, key))
+        if (inner := table.inner(key)) and isinstance(value, dict)
+        else value
+        for key, value in content.items()
+    }
+    return OptionSection(sections, places, path)
 
 
 def _usable_gpus(num_gpu: int | str | None) -> int:
@@ -414,7 +445,7 @@ def _seed_process(opt: dict) -> None:
 def dict2str(opt: dict, indent_level: int = 1) -> str:
     """Options as indented lines, for the log."""
     indent, text = '  ' * indent_level, '\n'
-    for key, value in opt.items():
+    for key, value in dict.items(opt):  # showing an option is not reading it
         if isinstance(value, dict):
             text += f'{indent}{key}:[{dict2str(value, indent_level + 1)}{indent}]\n'
         else:

@@ -10,11 +10,13 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from .text import did_you_mean
 
 BUILDING = 'while building'  # begins a note on an error that options have caused
 PLUGIN_SUFFIXES = ('_arch', '_dataset', '_loss', '_metric', '_model')
@@ -90,6 +92,25 @@ class Registry:
                     return self._obj_map[key]
         raise KeyError(self._unknown(name, suffix))
 
+    def is_users(self, name: object) -> bool:
+        """Whether a class or function from outside this package is registered by the name."""
+        return name in self._obj_map and not _is_builtin(self._obj_map[name])
+
+    def problems(self, opt: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
+        """What keeps ``build`` from calling the entry ``opt['type']`` with the other options.
+
+        Args:
+            given: Names of arguments that are not options.
+        """
+        options = dict(opt)
+        try:
+            entry = self.get(options.pop('type'))
+        except KeyError as error:
+            return [error.args[0]]
+        if self._name == 'metric':
+            options.pop('better', None)  # of the record of the best, not of the metric
+        return argument_problems(entry, options, given)
+
     def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
         """Call the entry ``opt['type']`` with the other options; ``opt`` stays as it is.
 
@@ -106,6 +127,8 @@ class Registry:
         if 'type' not in options:
             raise KeyError(f"the options {options} have no 'type', the name of the {self._name}.")
         entry = self.get(options.pop('type'))
+        if problems := self.problems(opt, given):
+            raise TypeError(f'{opt["type"]}: {" ".join(problems)}')
         with building(f"{self._name} '{opt['type']}' from {dict(opt)}"):
             return entry(**given, **options)
 
@@ -132,15 +155,59 @@ class Registry:
 
     def _unknown(self, name: str, suffix: str) -> str:
         names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)
-        close = difflib.get_close_matches(str(name), names, n=3)
-        hint = f' Did you mean {" or ".join(close)}?' if close else ''
+        # All metrics begin alike, which makes none of them like another.
+        own = {key.removeprefix('calculate_'): key for key in names}
+        close = difflib.get_close_matches(str(name).removeprefix('calculate_'), own, n=3)
+        hint = f' Did you mean {" or ".join(own[key] for key in close)}?' if close else ''
         package = Path(__file__).resolve().parents[1] / '__init__.py'
         return (
             f"No object named '{name}' found in '{self._name}' registry!{hint} "
-            f'It knows {len(names)} names, with basicsr imported from {package}. To add your own, '
+            f'It knows {", ".join(names)}, with basicsr imported from {package}. To add your own, '
             f'decorate it with @{self._name.upper()}_REGISTRY.register() in a file '
             f'*_{self._name}.py and name its folder in the option file (plugins: [folder]).'
         )
+
+
+def argument_problems(
+    entry: Callable, options: Collection[str], given: Collection[str] = ()
+) -> list[str]:
+    """What keeps ``entry`` from being called with keyword arguments of these names.
+
+    Args:
+        options: Names that an option file gives.
+        given: Names that it does not have to give.
+    """
+    try:
+        parameters = inspect.signature(entry).parameters
+    except (TypeError, ValueError):  # compiled ones may have none
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [n for n, p in parameters.items() if p.kind in named and n not in given]
+    unknown = [key for key in options if key not in known]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        unknown = [key for key in unknown if _is_misspelt(key, known, entry)]
+    problems = [
+        f"no argument '{key}'{did_you_mean(key, known)} {entry.__name__} takes "
+        f'{", ".join(known) or "none"}.'
+        for key in unknown
+    ]
+    missing = [
+        name
+        for name in known
+        if parameters[name].default is inspect.Parameter.empty and name not in options
+    ]
+    return problems + [f"{entry.__name__} needs the argument '{name}'." for name in missing]
+
+
+def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:
+    """Whether an argument that goes to ``**kwargs`` of ``entry`` is not meant to.
+
+    Metrics of this package have them for ``better`` alone, SwinIR for keys of published option
+    files that are of other versions.
+    """
+    if not _is_builtin(entry) or inspect.isfunction(entry):
+        return _is_builtin(entry)
+    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
 
 
 def import_name(name: str, option: str, kind: type | None = None) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-KeyPath = tuple[str, ...]
+from .option_section import KeyPath
 
 _MOST_BYTES = 2**18  # of a file: the largest published recipe has 4 kB
 _DEEPEST = 40  # sections within sections

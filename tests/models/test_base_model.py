@@ -89,7 +89,7 @@ def test_any_schedule_of_torch_is_found_by_name(tiny_model):
 def test_an_unknown_schedule_or_argument_is_named(tiny_model):
     with pytest.raises(ValueError, match="did you mean 'MultiStepRestartLR'"):
         tiny_model({'scheduler': {'type': 'MultiStepRestart'}})
-    with pytest.raises(TypeError, match='while building StepLR'):
+    with pytest.raises(ValueError, match="did you mean 'step_size'"):
         tiny_model({'scheduler': {'type': 'StepLR', 'size': 2}})
 
 

@@ -1,5 +1,6 @@
 """Training by regression, restoring and scoring images."""
 
+import functools
 import itertools
 import json
 import threading
@@ -62,6 +63,7 @@ def test_frozen_parameters_are_named_and_not_trained(model, monkeypatch, caplog)
 
     original = SRVGGNetCompact.__init__
 
+    @functools.wraps(original)
     def freeze(self, **kwargs):
         original(self, **kwargs)
         self.body[0].requires_grad_(False)
@@ -396,5 +398,5 @@ def test_what_is_not_loaded_begins_alike_in_both_networks(model, tmp_path, train
 
 
 def test_an_optimizer_is_asked_for(model):
-    with pytest.raises(ValueError, match=r'train\.optim_g needs a type'):
+    with pytest.raises(ValueError, match=r'train\.optim_g: needs a type'):
         model(train__optim_g=None)

@@ -167,8 +167,8 @@ def test_a_loss_that_is_not_adversarial_is_refused(model):
     [
         ('network_d', 'network_d: required'),
         ('train__gan_opt', r'train\.gan_opt: required'),
-        ('train__optim_d', r'train\.optim_d needs a type'),
-        ('train__optim_g', r'train\.optim_g needs a type'),
+        ('train__optim_d', r'train\.optim_d: needs a type'),
+        ('train__optim_g', r'train\.optim_g: needs a type'),
     ],
 )
 def test_what_adversarial_training_needs_is_named_before_the_first_step(model, option, message):

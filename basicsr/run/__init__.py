@@ -1,0 +1,1 @@
+"""What stands around the loop: the checks of a run before its first step."""

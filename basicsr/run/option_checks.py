@@ -1,0 +1,136 @@
+"""Checks of an option file that need the classes it names, and what these have read of it."""
+
+import difflib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from basicsr.models.optimization import optimizer_problems, scheduler_problems
+from basicsr.utils.option_section import OptionSection, place_of
+from basicsr.utils.option_tables import Section, TestOptions, TrainingOptions
+from basicsr.utils.registry import (
+    ARCH_REGISTRY,
+    DATASET_REGISTRY,
+    LOSS_REGISTRY,
+    METRIC_REGISTRY,
+    MODEL_REGISTRY,
+    Registry,
+)
+from basicsr.utils.text import some
+from basicsr.utils.yaml_util import OptionError
+
+logger = logging.getLogger(__name__)
+
+_LOSSES = ('pixel_opt', 'perceptual_opt', 'gan_opt', 'ldl_opt')
+
+
+def check_components(opt: dict) -> None:
+    """Compare every component of the options with the signature of its class, before any is built.
+
+    Raises:
+        OptionError: All that is wrong, one line each: unknown names, arguments that a class does
+            not take, and arguments that it needs.
+    """
+    _raise(
+        f'{place_of(opt, *path)}: {problem}'
+        for path, problems in _problems_of_components(opt)
+        for problem in problems
+    )
+
+
+def _raise(problems: Iterator[str]) -> None:
+    lines = list(dict.fromkeys(problems))
+    if lines:
+        raise OptionError('\n'.join(sorted(lines, key=_line_number)))
+
+
+def _line_number(text: str) -> int:
+    found = re.search(r':(\d+): ', text)
+    return int(found[1]) if found else 0
+
+
+def _problems_of_components(opt: dict) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Key path and problems of each component."""
+    train, val = opt.get('train') or {}, opt.get('val') or {}
+    yield ('model_type',), _unknown_name(MODEL_REGISTRY, opt['model_type'])
+    for key, dataset in dict.items(opt['datasets']):
+        yield ('datasets', key, 'type'), _unknown_name(DATASET_REGISTRY, dataset['type'])
+    for key, network in dict.items(opt):
+        if key.startswith('network_') and isinstance(network, dict):
+            yield (key,), ARCH_REGISTRY.problems(network)
+    for key, options in dict.items(train):
+        if not isinstance(options, dict):
+            continue
+        if key in _LOSSES or (key.endswith('_opt') and options.get('type') in LOSS_REGISTRY):
+            yield ('train', key), LOSS_REGISTRY.problems(options)
+        elif key.startswith('optim_'):
+            yield ('train', key), optimizer_problems(options)
+        elif key == 'scheduler':
+            yield ('train', key), scheduler_problems(options)
+    losses = dict.get(train, 'losses')
+    for index, options in enumerate(losses if isinstance(losses, list) else []):
+        if isinstance(options, dict) and 'type' in options:
+            own = {name: value for name, value in options.items() if name != 'name'}
+            yield ('train', 'losses', str(index)), LOSS_REGISTRY.problems(own)
+    for key, options in (dict.get(val, 'metrics') or {}).items():
+        yield ('val', 'metrics', key), METRIC_REGISTRY.problems(options, ('img', 'img2'))
+
+
+def _unknown_name(registry: Registry, name: str) -> list[str]:
+    try:
+        registry.get(name)
+    except KeyError as error:
+        return [error.args[0]]
+    return []
+
+
+def check_unread(opt: dict) -> None:
+    """Report what no part of the run has read, once all of them are built.
+
+    A key that nearly spells one that is read, in a section of a class of this package, is refused,
+    and with ``strict_options: all`` each of them; the others are named in one warning.
+
+    Raises:
+        OptionError: All keys that are refused, one line each.
+    """
+    if not isinstance(opt, OptionSection):
+        return
+    strict = opt['strict_options']
+    problems, others = [], []
+    for section, table, reader in _sections(opt):
+        for key in section.unread():
+            if key in table.model_fields:
+                continue
+            where, path = place_of(section, key), '.'.join((*section.path, key))
+            known = (section.asked | table.known()) - {key}
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+            hint = f"; did you mean '{close[0]}'?" if close else '.'
+            if strict == 'all' or (strict and close and key not in table.known() and not reader[1]):
+                problems.append(f'{where}: {reader[0]} does not read this key{hint}')
+            else:
+                others.append(f'{path} ({reader[0]}{f", {close[0]}?" if close else ""})')
+    _raise(iter(problems))
+    if others:
+        logger.warning('Options that nothing reads: %s', some(others, 20))
+
+
+def _sections(
+    opt: OptionSection,
+) -> Iterator[tuple[OptionSection, type[Section], tuple[str, bool]]]:
+    """Each section, its table, and the class that reads it: its name, and whether it is a user's.
+
+    What is read only when a run starts to log is left out.
+    """
+    table = TrainingOptions if opt['is_train'] else TestOptions
+    model = opt['model_type'], MODEL_REGISTRY.is_users(opt['model_type'])
+    yield opt, table, model
+    for key in ('path', 'train', 'val'):
+        inner, section = table.inner(key), dict.get(opt, key)
+        if inner is not None and isinstance(section, OptionSection):
+            yield section, inner, model
+    datasets: Mapping[str, Any] = dict.get(opt, 'datasets', {})
+    of_datasets: Any = table.inner('datasets')
+    for key, section in dict.items(datasets):
+        name = section['type']
+        yield section, of_datasets.inner(key), (name, DATASET_REGISTRY.is_users(name))

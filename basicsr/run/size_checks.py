@@ -1,0 +1,81 @@
+"""Sizes that do not fit, found before the first step and before any folder is touched."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate
+
+from basicsr.data.bad_images import BAD_DATA, is_bad_data
+from basicsr.data.prefetch_dataloader import images_to_float
+from basicsr.data.progressive import crop_sizes
+from basicsr.metrics import calculate_metric
+from basicsr.models.sr_model import explained
+from basicsr.utils.img_util import tensor2img
+from basicsr.utils.registry import METRIC_REGISTRY
+from basicsr.utils.rng import seeded
+
+_SAMPLES = 2  # of a batch: kernels that are compiled treat a single one in a way of its own
+_MOST = 10  # samples that are tried where some may be bad
+
+
+def try_training_batches(model: Any, loader: Any) -> None:
+    """Send a small batch of every crop size through the model, without a training step.
+
+    Nothing that a training depends on is changed by that. Datasets of the user's that can be
+    iterated over only once are left alone.
+
+    Raises:
+        ValueError: The network, a loss or the ground truth does not fit the size.
+    """
+    dataset_opt, dataset = model.opt['datasets']['train'], loader.dataset
+    images = dataset.dataset
+    if isinstance(images, IterableDataset):
+        if type(images).__module__.startswith('basicsr.'):
+            _try_batch(model, loader, (item() if callable(item) else item for item in images))
+        return
+    sizes = crop_sizes(dataset_opt) if dataset_opt.get('progressive') else [None]
+    for size in sizes:
+        if size is not None:
+            images.set_gt_size(size)
+        _try_batch(model, loader, _usable_samples(dataset))
+
+
+def _try_batch(model: Any, loader: Any, samples: Iterator[Any]) -> None:
+    with seeded(model.opt['manual_seed'], 0):
+        chosen = list(itertools.islice(samples, _SAMPLES))
+        if chosen:
+            has_own = model.opt['datasets']['train'].get('collate_fn') is not None
+            batch = (loader.collate_fn if has_own else default_collate)(chosen)
+            model.try_batch(images_to_float(batch))
+
+
+def _usable_samples(dataset: Any) -> Iterator[Any]:
+    """Samples of a map-style training set; bad images are passed over where the run would do so."""
+    for index in range(min(_MOST, len(dataset))):
+        try:
+            yield dataset.dataset[index]
+        except Exception as error:
+            if dataset.bad_images.file is None or not is_bad_data(error):
+                raise
+
+
+def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
+    """Compute the metrics of this package between the first GT of every validation set and itself.
+
+    Raises:
+        ValueError: A metric cannot be computed of images of that size.
+    """
+    metrics = (opt['val'] or {}).get('metrics') or {}
+    for dataset in (loader.dataset for loader in loaders):
+        try:
+            data = dataset[0]
+        except (IndexError, *BAD_DATA):
+            continue  # an empty set, or an image that the validation reports
+        if 'gt' not in data:
+            continue
+        image = tensor2img([data['gt']])
+        for name, options in metrics.items():
+            if not METRIC_REGISTRY.is_users(options['type']):
+                with explained(f'val.metrics.{name} of {data["gt_path"]}'):
+                    calculate_metric({'img': image, 'img2': image}, options)
