@@ -100,6 +100,8 @@ def train(
         resume_state['samples'] = first_sample
     start_iter = resume_state['iter'] if resume_state else 0
     schedule = schedule_of_all_ranks(opt)
+    if resume_state:
+        warn_of_another_batch(schedule.batch_size(start_iter), resume_state.get('batch'))
     start = samples_before(resume_state, schedule)
     train_loader, sampler, val_loaders, _, total_iter = create_train_val_dataloader(
         opt, logger, resume_state
@@ -227,7 +229,8 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
     opt = model.opt
     note('step', current_iter)
     seed_all(opt['manual_seed'], opt['rank'], current_iter)
-    model.samples_seen += schedule.batch_size(current_iter)
+    model.batch_size = schedule.batch_size(current_iter)
+    model.samples_seen += model.batch_size
     model.update_learning_rate(current_iter, opt['train']['warmup_iter'])
     model.precision.watch.begin(model.trained_networks)
     model.feed_data(data)
@@ -362,6 +365,16 @@ def schedule_of_all_ranks(opt: dict) -> Schedule:
     """The batches that all processes together take, step by step."""
     gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
     return Schedule(opt['datasets']['train'], opt['manual_seed'], gpus)
+
+
+def warn_of_another_batch(size: int, before: int | None) -> None:
+    """Say that a resumed run has another batch than it had, as with another number of GPUs."""
+    if before is not None and before != size:
+        get_root_logger().warning(
+            'Resume: %d samples per iteration, and %d before. datasets.train.batch_size_total: %d '
+            'keeps the total.',
+            *(size, before, before),
+        )
 
 
 def samples_before(resume_state: dict | None, schedule: Schedule) -> int:

@@ -31,8 +31,9 @@ LAYERS = {
     'losses': {'utils', 'archs'},
     'metrics': {'utils', 'archs'},
     'models': {'utils', 'data', 'archs', 'losses', 'metrics'},
-    'train.py': {'models', 'data', 'utils', 'cli'},  # cli only where it runs as a script
-    'test.py': {'models', 'data', 'utils', 'cli'},
+    'run': {'utils', 'data', 'metrics', 'models'},
+    'train.py': {'models', 'data', 'run', 'utils', 'cli'},  # cli only where it runs as a script
+    'test.py': {'models', 'data', 'run', 'utils', 'cli'},
     'trial.py': {'models', 'data', 'utils', 'train', 'cli'},
     'tune.py': {'utils'},
     'replay.py': {'models', 'utils'},

@@ -357,7 +357,8 @@ def test_a_run_that_cannot_be_built_leaves_the_earlier_one_alone(run, train_opt,
         run(opt)
     opt = train_opt()
     opt['datasets']['train']['dataroot_gt'] = 'nowhere'
-    with pytest.raises(FileNotFoundError, match='nowhere'):
+    place = f'{tmp_path}/tiny.yml:1: datasets.train.dataroot_gt, looked up from {tmp_path}: '
+    with pytest.raises(FileNotFoundError, match=re.escape(f'{place}no folder nowhere.')):
         run(opt)
     assert [folder.name for folder in (tmp_path / 'experiments').glob('[!.]*')] == ['tiny']
 
@@ -366,6 +367,23 @@ def test_a_validation_set_that_no_option_asks_for_is_named(run, train_opt):
     opt = train_opt()
     del opt['val']
     assert 'val is not used: there is no val section' in log_text(run(opt))
+
+
+def test_a_resumed_run_says_that_its_batch_is_another(run, train_opt):
+    assert checkpoint(run(train_opt(train__total_iter=2)), '2.state')['batch'] == 2
+    folder = run(train_opt(datasets__train__batch_size_per_gpu=4), '--auto_resume')
+    assert (
+        'Resume: 4 samples per iteration, and 2 before. datasets.train.batch_size_total: 2 keeps'
+    ) in log_text(folder)
+
+
+def test_the_batch_of_all_goes_on_in_one_process(run, train_opt):
+    sizes = {'batch_size_per_gpu': 1, 'batch_size_total': 2}
+    small = run(train_opt(datasets__train=train_opt()['datasets']['train'] | sizes, name='small'))
+    whole = run(train_opt(name='whole'))
+    weights = [checkpoint(folder, 'net_g_latest.pth')['params'] for folder in (small, whole)]
+    for key, value in weights[0].items():
+        assert torch.allclose(value, weights[1][key], atol=1e-5), key
 
 
 def test_another_optimizer_or_schedule_is_no_resume(run, train_opt):

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.option_section import place_of
 from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
@@ -35,7 +37,8 @@ def build_dataset(dataset_opt: dict) -> Any:
     """The dataset that ``dataset_opt['type']`` names, built from a copy of the options."""
     dataset_opt = deepcopy(dataset_opt)
     name = dataset_opt.get('name', dataset_opt['type'])
-    where = f'datasets.{dataset_opt.get("phase", "?")} ({name})'
+    section = place_of(dataset_opt) or f'datasets.{dataset_opt.get("phase", "?")}'
+    where = f'{section} ({name})'
     dataset_class = DATASET_REGISTRY.get(dataset_opt['type'])
     try:
         with building(f'{where} from {dataset_opt}'):
@@ -43,11 +46,23 @@ def build_dataset(dataset_opt: dict) -> Any:
     except KeyError as error:
         raise KeyError(f'{where}: {dataset_opt["type"]} needs the option {error}.') from error
     except OSError as error:
-        raise type(error)(f'{where}: {error}') from error
+        raise type(error)(f'{_where_named(dataset_opt, str(error)) or where}: {error}') from error
     except ValueError as error:  # subclasses take other arguments
         raise ValueError(f'{where}: {error}') from error
     logger.info('Dataset [%s] - %s is built.', type(dataset).__name__, name)
     return dataset
+
+
+def _where_named(dataset_opt: dict, message: str) -> str:
+    """The option whose file or folder a message is about, and where relative paths begin."""
+    for key, value in dict.items(dataset_opt):
+        if 'dataroot' not in key and 'meta_info' not in key:
+            continue
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and path in message:
+                start = '' if Path(path).is_absolute() else f', looked up from {Path.cwd()}'
+                return f'{place_of(dataset_opt, key)}{start}'
+    return ''
 
 
 def build_dataloader(

@@ -162,8 +162,8 @@ class PerceptualLoss(nn.Module):
     def forward(self, x: Tensor, gt: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if x.shape != gt.shape:
             raise ValueError(
-                f'PerceptualLoss compares images of one shape, got {tuple(x.shape)} and '
-                f'{tuple(gt.shape)}.'
+                f'PerceptualLoss compares images of one shape, got an output of {tuple(x.shape)} '
+                f'and a GT of {tuple(gt.shape)}: does upscale of the network equal scale?'
             )
         features = self.vgg(x)
         with torch.no_grad():

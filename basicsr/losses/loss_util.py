@@ -70,8 +70,9 @@ def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if pred.shape != target.shape:
             raise ValueError(
-                f'{loss_func.__name__} compares images of one shape, got {tuple(pred.shape)} and '
-                f'{tuple(target.shape)}.'
+                f'{loss_func.__name__} compares images of one shape, got an output of '
+                f'{tuple(pred.shape)} and a GT of {tuple(target.shape)}: does upscale of the '
+                'network equal scale?'
             )
         loss = loss_func(at_least_float32(pred), at_least_float32(target), **options)
         return weight_reduce_loss(loss, weight, reduction)

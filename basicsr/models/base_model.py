@@ -79,6 +79,7 @@ class BaseModel:
         swa, power_averages: The averages of ``train.swa`` and ``train.posthoc_ema``, or None.
         sharding: With ``train.sharding`` what splits the networks over the processes, else None.
         samples_seen: Training samples that all ranks together have taken; the loop counts them.
+        batch_size: Samples of the last batch of all ranks.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
     """
@@ -97,6 +98,7 @@ class BaseModel:
         self.swa: StochasticAverage | None = None
         self.power_averages: PowerAverages | None = None
         self.samples_seen = 0
+        self.batch_size = 0
         self.current_iter = 0
         train_opt = opt.get('train') or {}
         self.precision = Precision(train_opt, self.device)
@@ -564,6 +566,7 @@ class BaseModel:
             'epoch': epoch,
             'iter': current_iter,
             'samples': self.samples_seen,
+            'batch': self.batch_size,
             'manual_seed': self.opt.get('manual_seed'),
             'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
             'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],

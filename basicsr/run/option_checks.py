@@ -103,16 +103,25 @@ def check_unread(opt: dict) -> None:
             if key in table.model_fields:
                 continue
             where, path = place_of(section, key), '.'.join((*section.path, key))
-            known = (section.asked | table.known()) - {key}
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+            close = _near(key, section, table)
             hint = f"; did you mean '{close[0]}'?" if close else '.'
-            if strict == 'all' or (strict and close and key not in table.known() and not reader[1]):
+            if strict == 'all' or (strict and close and not reader[1]):
                 problems.append(f'{where}: {reader[0]} does not read this key{hint}')
             else:
                 others.append(f'{path} ({reader[0]}{f", {close[0]}?" if close else ""})')
     _raise(iter(problems))
     if others:
         logger.warning('Options that nothing reads: %s', some(others, 20))
+
+
+def _near(key: str, section: OptionSection, table: type[Section]) -> list[str]:
+    """The key that an unknown one nearly spells, if there is such a one."""
+    if key in table.known():
+        return []
+    known = (section.asked | table.known()) - {key}
+    if key.startswith(table.families):  # network_d is not meant to be network_g
+        return [name for name in known if name.lower() == key.lower()]
+    return difflib.get_close_matches(key, known, n=1, cutoff=0.85)
 
 
 def _sections(

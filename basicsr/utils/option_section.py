@@ -69,6 +69,11 @@ class OptionSection(dict):
     def copy(self) -> Self:
         return self._with(dict(dict.items(self)))
 
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple:
+        return type(self), (dict(dict.items(self)), self.places, self.path)
+
     def __or__(self, other: Mapping) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._with({**dict(dict.items(self)), **other})
 

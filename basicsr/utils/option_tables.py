@@ -155,6 +155,12 @@ class TrainDatasetOptions(DatasetOptions):
     """Keys of ``datasets.train``."""
 
     batch_size_per_gpu: int = Field(ge=1, description='samples per rank and step')
+    batch_size_total: int | None = Field(
+        None,
+        ge=1,
+        description='samples per step of all GPUs, whatever their number: each takes its share, in '
+        'micro-batches of batch_size_per_gpu; ~: batch_size_per_gpu times the GPUs',
+    )
     num_worker_per_gpu: int | None = Field(
         None, ge=0, description="per rank; ~: 4, or the rank's share of the cores if that is less"
     )
@@ -448,6 +454,8 @@ class TrainingOptions(Options):
         path, stages = ('datasets', 'train', 'progressive'), self.datasets.train.progressive or []
         more, total_iter = self.datasets.train.model_extra or {}, self.train.total_iter
         own_size = more.get('gt_size', (self.model_extra or {}).get('gt_size'))
+        if self.datasets.train.batch_size_total and any(s.batch_size_per_gpu for s in stages):
+            yield path, 'stages with a batch_size_per_gpu of their own contradict batch_size_total'
         for number, stage in enumerate(stages):
             where = *path, str(number)
             if stage.iters is None and stage is not stages[-1]:

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import logging
+import math
 import os
 import random
 import re
@@ -318,7 +319,9 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         opt['manual_seed'] = from_master(random.SystemRandom().randint(1, 10000))
     if args.debug and not opt['name'].startswith('debug'):
         opt['name'] = f'debug_{opt["name"]}'
-    opt['num_gpu'] = _usable_gpus(opt['num_gpu'])
+    asked, opt['num_gpu'] = opt['num_gpu'], _usable_gpus(opt['num_gpu'])
+    if is_train:
+        _complete_batch(opt, asked)
     share_cores(opt)
     for key, dataset in opt['datasets'].items():
         _complete_dataset(key, dataset, opt)
@@ -362,6 +365,36 @@ def _usable_gpus(num_gpu: int | str | None) -> int:
             f'{available} of them' if available else 'the CPU',
         )
     return min(int(num_gpu), available)
+
+
+def _complete_batch(opt: dict, asked: int | str | None) -> None:
+    """Share the batch out among the GPUs, and say where it is not that of the option file.
+
+    Args:
+        asked: The option ``num_gpu``.
+    """
+    train_set = opt['datasets']['train']
+    gpus = opt['world_size'] if opt['dist'] else max(opt['num_gpu'], 1)
+    own, total = train_set['batch_size_per_gpu'], train_set['batch_size_total']
+    if total is None:
+        if isinstance(asked, int) and asked not in (0, gpus):
+            logger.warning(
+                'The option file has num_gpu: %d, and this run trains on %d: %d samples per '
+                'iteration instead of %d. datasets.train.batch_size_total: %d keeps the total.',
+                *(asked, gpus, own * gpus, own * asked, own * asked),
+            )
+        return
+    if total % gpus:
+        raise OptionError(
+            f'datasets.train.batch_size_total: {total} samples cannot be shared out evenly among '
+            f'{gpus} GPUs or processes.'
+        )
+    train_set['batch_size_per_gpu'] = total // gpus
+    opt['train']['accumulate'] *= max(math.ceil(total / gpus / own), 1)
+    logger.info(
+        'batch_size_total %d: %d samples on each of %d, in %d micro-batches.',
+        *(total, total // gpus, gpus, opt['train']['accumulate']),
+    )
 
 
 def _complete_dataset(key: str, dataset: dict, opt: dict) -> None:

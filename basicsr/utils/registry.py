@@ -127,9 +127,9 @@ class Registry:
         if 'type' not in options:
             raise KeyError(f"the options {options} have no 'type', the name of the {self._name}.")
         entry = self.get(options.pop('type'))
-        if problems := self.problems(opt, given):
-            raise TypeError(f'{opt["type"]}: {" ".join(problems)}')
         with building(f"{self._name} '{opt['type']}' from {dict(opt)}"):
+            if problems := self.problems(opt, given):
+                raise TypeError(f'{opt["type"]}: {" ".join(problems)}')
             return entry(**given, **options)
 
     def __contains__(self, name: object) -> bool:

@@ -18,6 +18,12 @@ from .option_section import KeyPath
 _MOST_BYTES = 2**18  # of a file: the largest published recipe has 4 kB
 _DEEPEST = 40  # sections within sections
 _MOST_VALUES = 50_000  # with every alias written out
+_WINDOWS_PATH = re.compile(r'[A-Za-z]:.*[\t\n]', re.DOTALL)  # that escapes have spoilt
+_BACKSLASHES = 'a path with backslashes stands in single quotes, or is written with /'
+_HINTS = {
+    r"character '\t'": '; indent with spaces, not with tabs',
+    'unknown escape character': f'; {_BACKSLASHES}',
+}
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]')
 
 
@@ -61,6 +67,8 @@ class Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         if _CONTROL.search(node.value):
             raise _error_at(node, f'{_short(node.value)} has control characters')
+        if node.style == '"' and _WINDOWS_PATH.match(node.value):
+            raise _error_at(node, f'{_short(node.value)} has tabs or line breaks; {_BACKSLASHES}')
         try:
             value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
@@ -195,7 +203,8 @@ def _read(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise OptionError(f'{name}:{line}: not valid YAML: {error.problem}.') from None
+        hint = next((hint for text, hint in _HINTS.items() if text in str(error.problem)), '')
+        raise OptionError(f'{name}:{line}: not valid YAML: {error.problem}{hint}.') from None
     except OptionError:
         raise
     except (ValueError, OverflowError) as error:  # of PyYAML, such as for the escape \UFFFFFFFF

@@ -210,6 +210,13 @@ def test_a_pool_is_saved_as_bytes_where_that_is_exact_and_comes_back_with_its_bi
     assert not TrainingPairPool(2).load_state_dict(state, gt_size=16), 'other patches'
 
 
+def test_trying_a_batch_leaves_pool_and_recipes_alone(model):
+    net = model(queue_size=4, log_recipes=True)
+    net.try_batch(batch())
+    assert net.pool.lq is None and net.log_recipes
+    assert not hasattr(net, 'lq')
+
+
 def test_what_a_pool_holds_is_not_changed_from_outside():
     pool, (lq, gt) = TrainingPairPool(4), numbered(0, 2)
     lq, gt = lq.clone(), gt.clone()

@@ -587,6 +587,41 @@ def test_without_a_gpu_the_run_goes_on_on_the_cpu(parse, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ('gpus', 'batch', 'accumulate'), [(1, 64, 4), (2, 32, 2), (4, 16, 1), (8, 8, 1)]
+)
+def test_the_batch_of_all_is_shared_among_the_gpus_in_micro_batches(
+    parse, monkeypatch, gpus, batch, accumulate
+):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: gpus)
+    sizes = ('batch_size_per_gpu=16', 'batch_size_total=64')
+    opt = parse(TRAIN, *force('num_gpu=auto', *(f'datasets:train:{size}' for size in sizes)))
+    assert opt['datasets']['train']['batch_size_per_gpu'] == batch
+    assert opt['train']['accumulate'] == accumulate
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(parse, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 3)
+    entries = ('num_gpu=3', 'datasets:train:batch_size_total=64')
+    with pytest.raises(OptionError, match='64 samples cannot be shared out evenly among 3'):
+        parse(TRAIN, *force(*entries))
+
+
+@pytest.mark.parametrize(
+    ('there', 'asked', 'told'), [(2, 4, True), (4, 4, False), (2, 'auto', False)]
+)
+def test_another_number_of_gpus_than_the_file_has_is_told_with_both_batches(
+    parse, monkeypatch, capsys, there, asked, told
+):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: there)
+    parse(TRAIN, *force(f'num_gpu={asked}', 'datasets:train:batch_size_per_gpu=16'))
+    line = (
+        'has num_gpu: 4, and this run trains on 2: 32 samples per iteration instead of 64. '
+        'datasets.train.batch_size_total: 64 keeps the total.'
+    )
+    assert (line in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(
     ('gpus', 'asked', 'pin_memory', 'mode'),
     [
         (0, {}, False, 'cpu'),

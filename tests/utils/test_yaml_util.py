@@ -77,3 +77,18 @@ def test_anchors_merge_keys_and_long_lists_go_on_working():
         2**63 - 1,
         'ä\t\n',
     ]
+
+
+@pytest.mark.parametrize(
+    ('text', 'hint'),
+    [
+        ('a:\n\tb: 1\n', '; indent with spaces, not with tabs'),
+        ('a: "D:\\data"\n', '; a path with backslashes stands in single quotes'),
+        ('a: "D:\\new\\train"\n', "'D:\\\\new\\\\train' has tabs or line breaks; a path with"),
+    ],
+)
+def test_what_editors_and_windows_paths_do_to_yaml_comes_with_a_remedy(text, hint):
+    with pytest.raises(OptionError) as error:
+        yaml_load(text)
+    assert hint.replace('\\\\n', '\\n').replace('\\\\t', '\\t') in str(error.value)
+    assert yaml_load("a: 'D:\\new\\train'\n") == {'a': 'D:\\new\\train'}
