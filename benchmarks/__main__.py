@@ -20,7 +20,18 @@ import torchvision
 
 from basicsr.version import __version__
 
-from . import degradations, folder, metrics, modes, sampler, samples, startup, training, validation
+from . import (
+    degradations,
+    folder,
+    metrics,
+    modes,
+    road,
+    sampler,
+    samples,
+    startup,
+    training,
+    validation,
+)
 from .measure import Result, Row
 
 BENCHMARKS: dict[str, Callable[[Path, bool], Result]] = {
@@ -34,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Path, bool], Result]] = {
     'sampler': sampler.measure,
     'startup': startup.measure,
     'folder': folder.measure,
+    'road': road.measure,
 }
 HEAD = ('what', 'value', 'reference', 'ratio', 'goal', 'met')
 BEGIN, END = '<!-- table: begin -->', '<!-- table: end -->'
