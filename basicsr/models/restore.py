@@ -1,0 +1,211 @@
+"""Restore images and clips of any size: padding, tiles, temporal chunks, geometric self-ensemble.
+
+The self-ensemble is that of Bee Lim, Sanghyun Son, Heewon Kim, Seungjun Nah, Kyoung Mu Lee,
+"Enhanced Deep Residual Networks for Single Image Super-Resolution", CVPR Workshops 2017, sec. 3.4,
+https://arxiv.org/abs/1707.02921
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from basicsr.archs.arch_util import pad_to_multiple
+
+logger = logging.getLogger(__name__)
+
+Restorer = Callable[[Tensor], Tensor]
+
+# Tiles begin at multiples of this: networks that work at a sixteenth of the resolution, or finer,
+# treat a pixel of a tile as they do in the whole image.
+_GRID = 16
+_PROBES = (64, 256, 1024)  # widths in pixels that a receptive field is looked for in
+
+_halos: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
+
+
+def restore(
+    net: nn.Module,
+    lq: Tensor,
+    scale: int,
+    *,
+    tile: int | None = None,
+    overlap: int | None = None,
+    multiple: int = 1,
+    frames: int | None = None,
+    frame_overlap: int = 0,
+    ensemble: bool = False,
+) -> Tensor:
+    """Restore images or clips with a network in eval mode, without gradients.
+
+    Args:
+        net: Gives (b, c, scale * h, scale * w) for images (b, c, h, w), and likewise for clips.
+        lq: Images (b, c, h, w), or clips (b, t, c, h, w).
+        scale: Size of a result over the size of its input.
+        tile: Side of the tiles in LQ pixels, for images that do not fit into memory at once.
+        overlap: LQ pixels that a tile sees beyond its own on each side; neighbours are blended over
+            them. None: as many as the network looks, which gives exactly what the whole image
+            would; it is measured, and only convolutional networks have such a number.
+        multiple: Images are reflected up to a multiple of this, and the result is cut.
+        frames: Frames of a clip that are restored at a time.
+        frame_overlap: Frames that such a chunk sees beyond its own on each side.
+        ensemble: Take the mean over the eight flips and rotations.
+
+    Raises:
+        ValueError: ``overlap`` is needed, as the network looks at the whole image.
+    """
+    run: Restorer = net
+    with evaluating(net):
+        if tile is not None:
+            exact = overlap is None
+            halo = required_halo(net, lq.shape[-3], scale, multiple) if overlap is None else overlap
+            grid = math.lcm(_GRID, multiple)
+            size = max(tile // grid, 1) * grid
+            run = partial(_in_tiles, run, scale, size, halo, is_exact=exact)
+        run = partial(_padded, run, scale, multiple)
+        if frames is not None:
+            run = partial(_in_chunks, run, frames, frame_overlap)
+        return _ensemble(run, lq) if ensemble else run(lq)
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Within the block a network is in eval mode, and nothing keeps gradients.
+
+    A network that is in eval mode already is left alone: some keep what they have computed.
+    """
+    was_training = net.training
+    if was_training:
+        net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if was_training:
+            net.train()
+
+
+def required_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) -> int:
+    """``receptive_halo``, once per network.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if net not in _halos:
+        _halos[net] = receptive_halo(net, channels, scale, multiple)
+    halo = _halos[net]
+    if halo is None:
+        raise ValueError(
+            f'{type(net).__name__} looks at the whole image, so tiles change its result: give an '
+            'overlap in LQ pixels, such as 32, over which neighbours are blended.'
+        )
+    return halo
+
+
+def receptive_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) -> int | None:
+    """How many LQ pixels beyond a tile a network looks, measured: a NaN reaches no further.
+
+    Pixels come in blocks, at whose borders tiles lie. None if it looks at images as a whole.
+
+    Args:
+        channels: Of the network's input.
+        multiple: That sizes must be of.
+    """
+    like, block = next(net.parameters(), torch.zeros(())), math.lcm(_GRID, multiple)
+    for width in _PROBES:
+        middle = math.ceil(width / 2 / block) * block
+        probe = torch.full((1, channels, block, 2 * middle + block), 0.5).to(like)
+        probe[..., middle : middle + block] = torch.nan
+        with evaluating(net):
+            reached = [net(probe), net(probe.transpose(-2, -1)).transpose(-2, -1)]
+        columns = torch.stack([output.isnan().any(0).any(0).any(0) for output in reached]).any(0)
+        first, last = columns.nonzero()[[0, -1], 0].tolist()
+        if first > 0 and last < len(columns) - 1:
+            before, after = middle - first / scale, (last + 1) / scale - (middle + block)
+            return math.ceil(max(before, after, 0) / block) * block
+    return None
+
+
+def _padded(run: Restorer, scale: int, multiple: int, lq: Tensor) -> Tensor:
+    height, width = lq.shape[-2:]
+    return run(pad_to_multiple(lq, multiple))[..., : height * scale, : width * scale]
+
+
+class _Span(NamedTuple):
+    """A part of an axis: the range that is its own, and the one that is seen for it."""
+
+    own: tuple[int, int]
+    seen: tuple[int, int]
+
+
+def _spans(length: int, size: int, halo: int) -> list[_Span]:
+    """An axis in parts of ``size``, each of which sees up to ``halo`` more on both sides."""
+    starts = range(0, length, size)
+    own = [(start, min(start + size, length)) for start in starts]
+    return [_Span((a, b), (max(a - halo, 0), min(b + halo, length))) for a, b in own]
+
+
+def _in_tiles(
+    run: Restorer, scale: int, size: int, halo: int, lq: Tensor, *, is_exact: bool
+) -> Tensor:
+    """Restore an image in tiles; of what several of them see, their own or a blend is taken."""
+    axes = [_spans(length, size, halo) for length in lq.shape[-2:]]
+    weights = [_weights(spans, scale, halo, is_exact) for spans in axes]
+    result: Tensor | None = None
+    for row, vertical in zip(axes[0], weights[0], strict=True):
+        for column, horizontal in zip(axes[1], weights[1], strict=True):
+            output = run(lq[..., slice(*row.seen), slice(*column.seen)])
+            if result is None:
+                sides = (scale * length for length in lq.shape[-2:])
+                result = output.new_zeros((*output.shape[:-2], *sides))
+            weight = (vertical[:, None] * horizontal).to(output)
+            seen = [slice(scale * a, scale * b) for a, b in (row.seen, column.seen)]
+            result[..., seen[0], seen[1]] += torch.where(weight > 0, weight * output, 0)
+    assert result is not None
+    return result
+
+
+def _weights(spans: list[_Span], scale: int, halo: int, is_exact: bool) -> list[Tensor]:
+    """The weight of each span's pixels after scaling; those of all spans add up to 1."""
+    total = torch.zeros(scale * spans[-1].own[1])
+    weights = []
+    for own, seen in spans:
+        x = torch.arange(scale * seen[0], scale * seen[1]) + 0.5
+        begin, end = (scale * n for n in own)
+        if is_exact:
+            weight = ((x > begin) & (x < end)).float()
+        else:
+            reach = max(scale * halo, 0.5)
+            rising = (x - begin) / (2 * reach) + 0.5 if own[0] > 0 else torch.ones_like(x)
+            falling = (end - x) / (2 * reach) + 0.5 if end < len(total) else torch.ones_like(x)
+            weight = (rising.clamp(0, 1) * falling.clamp(0, 1)).float()
+        weights.append(weight)
+        total[scale * seen[0] : scale * seen[1]] += weight
+    return [
+        weight / total[scale * span.seen[0] : scale * span.seen[1]]
+        for weight, span in zip(weights, spans, strict=True)
+    ]
+
+
+def _in_chunks(run: Restorer, frames: int, overlap: int, clip: Tensor) -> Tensor:
+    """Restore a clip (b, t, c, h, w) so many frames at a time."""
+    parts = []
+    for (begin, end), (first, last) in _spans(clip.shape[1], frames, overlap):
+        parts.append(run(clip[:, first:last])[:, begin - first : end - first])
+    return torch.cat(parts, 1)
+
+
+def _ensemble(run: Restorer, lq: Tensor) -> Tensor:
+    outputs = []
+    for turns in range(4):
+        for flip in (False, True):
+            turned = torch.rot90(lq.flip(-1) if flip else lq, turns, (-2, -1))
+            back = torch.rot90(run(turned), -turns, (-2, -1))
+            outputs.append(back.flip(-1) if flip else back)
+    return torch.stack(outputs).mean(0)
