@@ -34,6 +34,7 @@ def test_pipeline(root_path: str | Path) -> None:
         ValueError: The option file names no weights, and does not say that this is meant.
     """
     opt, _ = parse_options(root_path, is_train=False)
+    check_components(opt)
     path = opt['path']
     if not path.get('pretrain_network_g') and not path['random_weights']:
         raise ValueError(
@@ -43,7 +44,6 @@ def test_pipeline(root_path: str | Path) -> None:
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
-    check_components(opt)
     warn_of_other_programs()
 
     loaders = []

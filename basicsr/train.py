@@ -71,10 +71,10 @@ def train_pipeline(root_path: str | Path) -> None:
         root_path: Parent of ``experiments/`` and ``tb_logger/``.
     """
     opt, args = parse_options(root_path, is_train=True)
+    check_components(opt)
     logger = get_root_logger()
     logger.info(get_env_info())
     logger.info(dict2str(opt))
-    check_components(opt)
     warn_of_other_programs()
     preemption = PreemptionWatch(opt['dist_params']['timeout'])
     with preemption:
