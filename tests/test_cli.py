@@ -103,12 +103,25 @@ def test_a_wrong_option_file_ends_with_status_2(command, write, train_opt):
     [
         ({'network_g__type': 'SRVGGNetCompakt'}, 'Did you mean SRVGGNetCompact?'),
         ({'model_type': 'SRModell'}, 'Did you mean SRModel'),
+    ],
+)
+def test_components_that_do_not_exist_end_with_status_2(
+    command, write, train_opt, change, expected
+):
+    status, _, err = command('train', '-opt', write(train_opt(**change)))
+    assert status == 2
+    assert len(err.splitlines()) == 1 and expected in err
+
+
+@pytest.mark.parametrize(
+    ('change', 'expected'),
+    [
         ({'datasets__train__dataroot_lq': 'nowhere'}, 'nowhere'),
         ({'path__pretrain_network_g': 'none.pth'}, 'no checkpoint file none.pth'),
         ({'plugins': ['none']}, 'plugins: no folder'),
     ],
 )
-def test_mistakes_in_options_are_one_message_with_status_1(
+def test_what_cannot_be_found_is_one_message_with_status_1(
     command, write, train_opt, change, expected
 ):
     status, _, err = command('train', '-opt', write(train_opt(**change)))
