@@ -46,6 +46,7 @@ from basicsr.utils.logger import (
     init_tb_loggers,
 )
 from basicsr.utils.misc import (
+    best_effort,
     check_resume,
     claim_folder,
     delayed_interrupt,
@@ -422,13 +423,15 @@ def draw_results(opt: dict, model: Any, logger: Any) -> None:
     if opt['rank'] > 0:
         return
     folder = Path(opt['path']['experiments_root'])
-    pictures = []
-    if write_curves(folder / 'curves.png', folder / 'metrics.jsonl'):
-        pictures.append('curves.png')
-    if getattr(model, 'panels', None):
-        write_comparison(folder / 'comparison.png', model.panels, model.score_images)
-        pictures.append('comparison.png')
-    logger.info('Results are in %s: models/, metrics.jsonl, %s', folder, ', '.join(pictures))
+    made = ['models/', 'metrics.jsonl']
+    with best_effort('curves.png'):
+        if write_curves(folder / 'curves.png', folder / 'metrics.jsonl'):
+            made.append('curves.png')
+    if panels := getattr(model, 'panels', None):
+        with best_effort('comparison.png'):
+            write_comparison(folder / 'comparison.png', panels, model.score_images)
+            made.append('comparison.png')
+    logger.info('Results are in %s: %s', folder, ', '.join(made))
 
 
 if __name__ == '__main__':

@@ -47,8 +47,18 @@ _KEEP_DAYS = 30  # that a cache of ``auto`` stays after its last use
 
 
 def default_root() -> Path:
-    """Where caches are kept unless an option names a folder."""
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'basicsr' / 'images'
+    """Where caches are kept unless an option names a folder.
+
+    Raises:
+        FileNotFoundError: The user has no home folder.
+    """
+    try:
+        cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    except RuntimeError as error:  # as of an unknown user in a container
+        raise FileNotFoundError(
+            'there is no home folder: set HOME or XDG_CACHE_HOME, or name a folder.'
+        ) from error
+    return cache / 'basicsr' / 'images'
 
 
 def open_cache(
@@ -77,7 +87,7 @@ def open_cache(
             cache = ImageCache(default_root(), sources, kind, share=0.5)
         else:
             cache = ImageCache(str(option), sources, kind)
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # such as a file system without locks
         if not automatic:
             raise
         logger.warning('No image cache, images are decoded each time: %s', error)

@@ -26,6 +26,7 @@ from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info, share_
 from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
+from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean
@@ -55,7 +56,7 @@ class SRModel(BaseModel):
     Attributes:
         lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
         image_results: Of the last validation: scores per image, by image name.
-        panels: Of the last validation: the first images, as (h, w, c) BGR uint8 arrays.
+        panels: Of the last validation of each set: the first images, as (h, w, c) BGR uint8 arrays.
         loss_prefix: What the names of this network's losses begin with in the log.
         needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` has to be given.
     """
@@ -429,7 +430,8 @@ class SRModel(BaseModel):
         note('validation')
         restore = self.test_selfensemble if val_opt.get('self_ensemble') else self.test
         self._initialize_best_metric_results(dataset_name)
-        self.panels = []
+        self.panels = [panel for panel in self.panels if panel['set'] != dataset_name]
+        shown = 0
 
         hide_bar = rank > 0 or not val_opt.get('pbar', False)
 
@@ -451,8 +453,10 @@ class SRModel(BaseModel):
         threads = min(4, os.cpu_count() or 1)
         for index, name, images, values in map_in_order(self._finish_image, restored(), threads):
             scores.append((index, name, values))
-            if len(self.panels) < val_opt.get('log_images', 0):
-                self.panels.append({'name': name, **images, 'metrics': values})
+            if shown < val_opt.get('log_images', 0):
+                panel = {'set': dataset_name, 'name': name, **images, 'metrics': values}
+                self.panels.append(panel)
+                shown += 1
 
         scores = sorted(gather_lists(scores))
         self.image_results = {name: values for _, name, values in scores}
@@ -545,9 +549,11 @@ class SRModel(BaseModel):
         for metric, value in self.metric_results.items():
             tb_logger.add_scalar(f'metrics/{dataset_name}/{metric}', value, step)
         if isinstance(tb_logger, ScalarWriter):
-            for panel in self.panels:
-                tag = f'{dataset_name}/{panel["name"]}'
-                tb_logger.add_image(tag, side_by_side(panel), step)
+            with best_effort('Images of a validation'):
+                for panel in self.panels:
+                    if panel['set'] == dataset_name:
+                        tag = f'{dataset_name}/{panel["name"]}'
+                        tb_logger.add_image(tag, side_by_side(panel), step)
         tb_logger.flush()
 
     def save(self, epoch: int, current_iter: int) -> None:

@@ -1,5 +1,6 @@
 """Pictures of a run: results side by side, and curves."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from .img_util import cv2
 from .logger import read_rows
 from .matlab_functions import imresize
 from .misc import atomic_path
+from .text import printable
 
 # A restored image: 'name', 'metrics', and 'lq', 'result' and perhaps 'gt', all uint8 BGR.
 Panel = Mapping[str, Any]
@@ -52,27 +54,55 @@ def write_comparison(
     panels: Sequence[Panel],
     score: Callable[[dict[str, np.ndarray], str], Mapping[str, float]],
 ) -> None:
-    """Write one row per image: LQ enlarged by bicubic | result | GT, with scores in the captions.
+    """Write one row per image: the whole result, and its most detailed part enlarged.
+
+    The part is shown of LQ enlarged by bicubic (of LQ itself, where it is as large as the result),
+    of the result and of GT. Scores in the captions are those of the whole images.
 
     Args:
-        score: From {'result', 'gt'} and a name to scores, for the bicubic images.
+        score: From {'result', 'gt'} and a name to scores, for the enlarged LQ.
     """
-    columns = 3 if any('gt' in panel for panel in panels) else 2
-    figure = _figure(4 * columns, 4.3 * len(panels))
+    columns = 4 if any('gt' in panel for panel in panels) else 3
+    figure = _figure(4 * columns, 4.4 * len(panels))
     axes = figure.subplots(len(panels), columns, squeeze=False)
     for row, panel in zip(axes, panels, strict=True):
-        bicubic = enlarge(panel['lq'], panel['result'].shape[:2])
-        gt = {'gt': panel['gt']} if 'gt' in panel else {}
-        images = [bicubic, panel['result'], *gt.values()]
-        scores = score({'result': bicubic, **gt}, panel['name'])
-        captions = [f'bicubic\n{_caption(scores)}', f'result\n{_caption(panel["metrics"])}']
-        captions += [f'{panel["name"]} (ground truth)\n'] * len(gt)
-        for axis, image, caption in zip(row, images, captions, strict=False):
-            axis.imshow(_rgb(image))
-            axis.set_title(caption, fontsize=10)
-        for axis in row:
-            axis.set_axis_off()
+        _draw_comparison(row, panel, score)
     _write(figure, path)
+
+
+def _draw_comparison(axes: Sequence[Any], panel: Panel, score: Callable) -> None:
+    from matplotlib.patches import Rectangle
+
+    result, gt = panel['result'], {'gt': panel['gt']} if 'gt' in panel else {}
+    before = enlarge(panel['lq'], result.shape[:2])
+    name = 'input' if before is panel['lq'] else 'bicubic'
+    scores = score({'result': before, **gt}, panel['name'])
+    top, left, side = detailed_part(gt.get('gt', result))
+    part = slice(top, top + side), slice(left, left + side)
+    shown = {
+        f'{printable(panel["name"])}\nresult, {result.shape[1]} x {result.shape[0]}': result,
+        f'{name}\n{_caption(scores)}': before[part],
+        f'result\n{_caption(panel["metrics"])}': result[part],
+    }
+    if gt:
+        shown['ground truth\n'] = gt['gt'][part]
+    for axis, (caption, image) in zip(axes, shown.items(), strict=False):
+        axis.imshow(_rgb(image), interpolation='antialiased' if image is result else 'nearest')
+        axis.set_title(caption, fontsize=10, parse_math=False)
+    axes[0].add_patch(Rectangle((left, top), side, side, fill=False, edgecolor='red', linewidth=1))
+    for axis in axes:
+        axis.set_axis_off()
+
+
+def detailed_part(image: np.ndarray, side: int = 128) -> tuple[int, int, int]:
+    """Top, left and side of the square of an image with the steepest edges."""
+    side = min(side, *image.shape[:2])
+    grey = image if image.ndim == 2 else image.mean(2).astype(np.float32)
+    edges = np.abs(cv2.Laplacian(grey.astype(np.float32), cv2.CV_32F))
+    sums = cv2.integral(edges)
+    inside = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
+    top, left = np.unravel_index(inside.argmax(), inside.shape)
+    return int(top), int(left), side
 
 
 def _caption(scores: Mapping[str, float]) -> str:
@@ -86,33 +116,58 @@ def _caption(scores: Mapping[str, float]) -> str:
 
 
 def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
-    """Draw the losses and validation scores of a ``metrics.jsonl``; False if it has none."""
+    """Draw losses, scores and learning rates of a ``metrics.jsonl``; False if it has none."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in read_rows(metrics_file):
         for tag, value in row.items():
-            if tag.startswith(('losses/', 'metrics/')) and value is not None:
+            if value is not None and (tag.startswith(('losses/', 'metrics/')) or _is_rate(tag)):
                 curves[tag].append((row['iter'], value))
-    losses = [tag for tag in curves if tag.startswith('losses/')]
-    groups = {'loss': losses} if losses else {}
-    for tag in curves:
-        if tag.startswith('metrics/'):
-            groups.setdefault(tag.rpartition('/')[2], []).append(tag)
-    if not groups:
+    groups: dict[str, list[str]] = {}
+    for tag in sorted(curves, key=lambda tag: (not tag.startswith('losses/'), _is_rate(tag))):
+        kind = 'loss' if tag.startswith('losses/') else tag.rpartition('/')[2]
+        groups.setdefault('learning rate' if _is_rate(tag) else kind, []).append(tag)
+    if not any(tag.startswith(('losses/', 'metrics/')) for tag in curves):
         return False
     figure = _figure(5 * len(groups), 3.8)
-    for axis, (title, tags) in zip(
-        figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
-    ):
-        for tag in tags:
-            axis.plot(*zip(*curves[tag], strict=True), marker='.', label=tag.split('/')[1])
-        # Some adversarial losses are negative, and would vanish from a logarithmic axis.
-        is_positive = all(value > 0 for tag in tags for _, value in curves[tag])
-        scale = 'log' if title == 'loss' and is_positive else 'linear'
-        axis.set(xlabel='iteration', title=title, yscale=scale)
-        axis.grid(alpha=0.3)
-        axis.legend()
+    axes = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axis, (title, tags) in zip(axes, groups.items(), strict=True):
+        _draw_curves(axis, title, {tag: curves[tag] for tag in tags})
     _write(figure, path)
     return True
+
+
+def _is_rate(tag: str) -> bool:
+    return tag == 'lr' or tag.startswith('lr_')
+
+
+def _draw_curves(axis: Any, title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    for number, (tag, points) in enumerate(curves.items()):
+        iterations, values = (np.array(column) for column in zip(*points, strict=True))
+        name = tag if _is_rate(tag) else tag.split('/')[1]
+        few = len(values) <= 20
+        if title == 'loss' and not few:  # single steps are noisy: they stay visible behind
+            axis.plot(iterations, values, alpha=0.25, color=f'C{number}')
+            values = smoothed(values)
+        axis.plot(iterations, values, marker='.' if few else '', label=name, color=f'C{number}')
+    # Some adversarial losses are negative, and would vanish from a logarithmic axis.
+    is_positive = all(value > 0 for points in curves.values() for _, value in points)
+    label = {'psnr': 'PSNR (dB)'}.get(title, title)
+    axis.set(xlabel='iteration', ylabel=label, title=title)
+    if title == 'loss' and is_positive:
+        axis.set_yscale('log')
+    else:
+        axis.ticklabel_format(axis='y', useOffset=False)
+    axis.grid(alpha=0.3)
+    axis.legend()
+
+
+def smoothed(values: np.ndarray, share: float = 0.05) -> np.ndarray:
+    """The mean of each value and those before it in a window of a share of all."""
+    window = max(round(share * len(values)), 1)
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
 
 
 def write_contact_sheet(path: str | Path, panels: Sequence[Panel], columns: int = 4) -> None:
@@ -142,7 +197,7 @@ def write_contact_sheet(path: str | Path, panels: Sequence[Panel], columns: int 
         lq = cv2.resize(panel['lq'], size, interpolation=cv2.INTER_NEAREST)
         gap = np.full((size[1], max(size[0] // 64, 1), 3), 255, np.uint8)
         axis.imshow(np.concatenate([_rgb(panel['gt']), gap, _rgb(lq)], axis=1))
-        axis.set_title(panel['name'], fontsize=11, loc='left')
+        axis.set_title(printable(panel['name']), fontsize=11, loc='left', parse_math=False)
         below = {'transform': axis.transAxes, 'va': 'top', 'linespacing': 1.3}
         axis.text(0, -0.03, panel['text'], family='monospace', fontsize=9, **below)
     for axis in figure.axes:
@@ -199,7 +254,10 @@ def _draw_choices(axis: Any, series: Mapping, values: Sequence, colours: Mapping
 
 
 def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+    # Without pyplot: no global state, no display. A notebook's backend, which processes inherit,
+    # may not be installed here.
+    os.environ.pop('MPLBACKEND', None)
+    from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=100, layout='tight')
 

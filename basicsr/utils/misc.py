@@ -1,5 +1,6 @@
 """Folders, names and seeds of a run."""
 
+import errno
 import logging
 import os
 import random
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from .dist_util import master_only
-from .text import sizeof_fmt
+from .text import printable, sizeof_fmt
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def claim_folder(folder: str | Path) -> None:
     """Mark a run's folder as in use, until this process ends.
 
     The mark is a lock on a file beside the folder, which the system lifts from a killed process.
-    Systems without such locks (Windows) are left unprotected.
+    Where there are no such locks (Windows, some network drives), the folder is left unprotected.
 
     Raises:
         BlockingIOError: Another process has claimed it.
@@ -81,9 +82,15 @@ def claim_folder(folder: str | Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise BlockingIOError(
-            f'another process is writing to {folder}: wait for it, or choose another name.'
-        ) from error
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise BlockingIOError(
+                f'another process is writing to {folder}: wait for it, or choose another name.'
+            ) from error
+        logger.warning(
+            '%s: this file system has no locks (%s); do not start two runs of one name.',
+            *(folder, error.strerror or error),
+        )
+        return
     _claims.append(file)
 
 
@@ -152,6 +159,16 @@ def delayed_interrupt() -> Iterator[threading.Event]:
         yield event
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """Within the block an error is one warning: a run is worth more than its pictures."""
+    try:
+        yield
+    except Exception as error:
+        reason = printable(f'{type(error).__name__}: {error}'.partition('\n')[0])
+        logger.warning('%s could not be made: %s', what, reason)
 
 
 @contextmanager

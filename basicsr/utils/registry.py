@@ -94,7 +94,8 @@ class Registry:
 
     def is_users(self, name: object) -> bool:
         """Whether a class or function from outside this package is registered by the name."""
-        return name in self._obj_map and not _is_builtin(self._obj_map[name])
+        known = isinstance(name, str) and name in self._obj_map
+        return known and not _is_builtin(self._obj_map[name])
 
     def problems(self, opt: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
         """What keeps ``build`` from calling the entry ``opt['type']`` with the other options.

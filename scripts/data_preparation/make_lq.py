@@ -25,7 +25,9 @@ def make_pair(path: Path, folders: list[Path], scale: int) -> None:
     if gt.shape != img.shape:
         change = f'{path} has {width} x {height} pixels, no multiple of {scale}'
         if len(folders) == 1:
-            raise ValueError(f'{change}: name a folder for cropped images with --gt-output.')
+            raise ValueError(
+                f'{change}: give a folder for the cropped GT (--gt-output), and --resume to go on.'
+            )
         tqdm.write(f'{change}: cropped to {gt.shape[1]} x {gt.shape[0]}.', file=sys.stderr)
     for folder, made in zip(folders, (reduce_image(gt, scale), gt), strict=False):
         imwrite(made, folder / f'{path.stem}.png')

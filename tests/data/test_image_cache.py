@@ -380,3 +380,22 @@ def test_a_damaged_header_is_not_served(tmp_path):
     assert served == 0
     (cache.folder / 'pixels.bin').write_bytes(data)
     assert np.array_equal(ImageCache(tmp_path, ['a']).get(0, (1, 2)), img)
+
+
+def test_auto_does_without_where_there_is_no_home(monkeypatch, caplog):
+    def no_home():
+        raise RuntimeError('Could not determine home directory.')
+
+    monkeypatch.delenv('XDG_CACHE_HOME')
+    monkeypatch.setattr(Path, 'home', no_home)
+    assert open_cache('auto', ['/data/0.png'], 'color', 'images') is None
+    assert 'No image cache, images are decoded each time: there is no home folder' in caplog.text
+
+
+def test_auto_does_without_on_a_file_system_without_locks(monkeypatch, caplog):
+    def no_locks(*_):
+        raise NotImplementedError('FileSystem does not appear to support flock')
+
+    monkeypatch.setattr('basicsr.data.image_cache.FileLock', no_locks)
+    assert open_cache('auto', ['/data/0.png'], 'color', 'images') is None
+    assert 'No image cache, images are decoded each time' in caplog.text

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from basicsr.utils import figures
 from basicsr.utils.figures import (
+    detailed_part,
     enlarge,
     side_by_side,
+    smoothed,
     write_comparison,
     write_contact_sheet,
     write_curves,
@@ -83,23 +85,58 @@ def test_a_comparison_has_scores_of_bicubic_and_of_the_result(panel, drawn):
     captions = [
         f'bicubic\nPSNR {cv2.PSNR(bicubic, panel["gt"]):.2f} dB  SSIM 0.5000',
         'result\nPSNR 31.25 dB  SSIM 0.8750',
+        'ground truth\n',
     ]
-    assert [a.get_title() for a in axes] == [
-        *captions,
-        'one (ground truth)\n',
-        *captions,
-        'two (ground truth)\n',
-    ]
-    shown = [axis.images[0].get_array() for axis in axes[:3]]
-    for image, expected in zip(shown, (bicubic, panel['result'], panel['gt']), strict=True):
-        assert np.array_equal(image, expected[..., ::-1])
+    size = '\nresult, 32 x 24'
+    assert [a.get_title() for a in axes] == [f'one{size}', *captions, f'two{size}', *captions]
+    whole, *parts = (axis.images[0].get_array() for axis in axes[:4])
+    assert np.array_equal(whole, panel['result'][..., ::-1])
+    top, left, side = detailed_part(panel['gt'])
+    for image, expected in zip(parts, (bicubic, panel['result'], panel['gt']), strict=True):
+        part = expected[top : top + side, left : left + side]
+        assert np.array_equal(image, part[..., ::-1])
+
+
+def test_the_part_that_is_shown_is_the_one_with_the_edges():
+    image = np.full((200, 300, 3), 90, np.uint8)
+    image[150:190:2, 240:280] = 200
+    top, left, side = detailed_part(image, 64)
+    assert side == 64
+    assert top <= 150 and top + side >= 190 and left <= 240 and left + side >= 280
+    assert detailed_part(image[:40], 64)[2] == 40
+
+
+def test_an_input_as_large_as_the_result_is_not_called_bicubic(panel, drawn):
+    panel['lq'] = panel['gt']
+    write_comparison('x.png', [panel], lambda images, name: {})
+    assert drawn[0].axes[1].get_title() == 'input\n'
+
+
+@pytest.mark.parametrize('name', ['caf\udce9', 'price_$1_$', 'a_{b}'])
+def test_any_file_name_can_be_drawn(panel, tmp_path, name):
+    write_comparison(tmp_path / 'x.png', [panel | {'name': name}], lambda images, name: {})
+    assert (tmp_path / 'x.png').is_file()
+
+
+def test_the_backend_of_a_notebook_is_not_asked_for(panel, run_program, tmp_path):
+    np.save(tmp_path / 'gt.npy', panel['gt'])
+    code = (
+        'import numpy as np\n'
+        'from basicsr.utils.figures import write_comparison\n'
+        "image = np.load('gt.npy')\n"
+        "panel = {'name': 'x', 'metrics': {}, 'lq': image, 'result': image}\n"
+        "write_comparison('x.png', [panel], lambda images, name: {})\n"
+    )
+    program = run_program('-c', code, MPLBACKEND='module://matplotlib_inline.none')
+    assert program.returncode == 0, program.stderr
 
 
 def test_a_comparison_without_gt_has_two_columns(panel, drawn):
     del panel['gt']
     panel['metrics'] = {}
     write_comparison('x.png', [panel], lambda images, name: {})
-    assert [axis.get_title() for axis in drawn[0].axes] == ['bicubic\n', 'result\n']
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    assert titles == ['one\nresult, 32 x 24', 'bicubic\n', 'result\n']
 
 
 def test_a_comparison_is_a_png_file(panel, tmp_path):
@@ -137,8 +174,23 @@ def test_curves_are_drawn_by_kind(metrics_file, drawn):
         'loss': {'l_pix': [[10, 0.5], [20, 0.25]], 'l_gan': [[10, 2.0]]},
         'psnr': {'Set5': [[20, 30], [30, 31]], 'B100': [[20, 27], [30, 28]]},
         'ssim': {'Set5': [[20, 0.8], [30, 0.85]]},
+        'learning rate': {'lr': [[10, 1e-3], [20, 1e-3]]},
     }
-    assert [axis.get_yscale() for axis in drawn[0].axes] == ['log', 'linear', 'linear']
+    axes = drawn[0].axes
+    assert [axis.get_yscale() for axis in axes] == ['log', 'linear', 'linear', 'linear']
+    assert [axis.get_ylabel() for axis in axes] == ['loss', 'PSNR (dB)', 'ssim', 'learning rate']
+    assert {axis.get_xlabel() for axis in axes} == {'iteration'}
+
+
+def test_many_losses_are_smoothed_with_the_single_ones_behind(metrics_file, drawn):
+    losses = [1.0 + 0.5 * (-1) ** i for i in range(100)]
+    write_curves(
+        'x.png', metrics_file([{'iter': i, 'losses/l_pix': x} for i, x in enumerate(losses)])
+    )
+    raw, smooth = (line.get_ydata() for line in drawn[0].axes[0].lines)
+    assert raw.tolist() == losses
+    assert np.ptp(smooth[10:]) <= 0.2 * np.ptp(raw)
+    assert smoothed(np.array([2.0, 4.0, 6.0, 8.0]), share=0.5).tolist() == [2, 3, 5, 7]
 
 
 def test_without_values_nothing_is_drawn(metrics_file, drawn):

@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import re
@@ -13,6 +14,7 @@ import torch
 
 from basicsr.utils.misc import (
     atomic_path,
+    best_effort,
     check_resume,
     get_time_str,
     make_exp_dirs,
@@ -272,3 +274,35 @@ def test_threads_may_write_one_file_at_once(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, ('a' * 1000, 'b' * 1000)))
     assert set(path.read_text()) in ({'a'}, {'b'}) and os.listdir(tmp_path) == ['x.txt']
+
+
+@pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch, caplog, number):
+    from basicsr.utils.misc import claim_folder
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr('fcntl.lockf', refuse)
+    claim_folder(tmp_path / 'run')
+    assert 'this file system has no locks' in caplog.text
+
+
+@pytest.mark.parametrize('number', [errno.EACCES, errno.EAGAIN])
+def test_a_lock_that_is_held_is_another_process(tmp_path, monkeypatch, number):
+    from basicsr.utils.misc import claim_folder
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr('fcntl.lockf', refuse)
+    with pytest.raises(BlockingIOError, match='another process is writing'):
+        claim_folder(tmp_path / 'run')
+
+
+def test_what_is_made_with_best_effort_ends_no_run(caplog):
+    with best_effort('picture.png'):
+        raise RuntimeError('first line\nsecond line')
+    assert [record.message for record in caplog.records] == [
+        'picture.png could not be made: RuntimeError: first line'
+    ]
