@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
+from basicsr.utils.image_header import remarks
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
 from basicsr.utils.text import printable, some
 
 from .bad_images import image_error
 from .image_cache import open_cache
-from .shared import Pair, SharedFlag
+from .shared import Pair, SaidOnce
 from .transforms import UPRIGHT, mod_crop, normalize, turn, turned_planes
 
 logger = logging.getLogger(__name__)
@@ -59,14 +60,26 @@ def paths_from_lmdb(folder: str | Path) -> list[str]:
 
 
 def text_lines(list_file: str | Path) -> list[str]:
-    """Lines of a meta-info file, blank ones left out."""
+    """Lines of a meta-info file, blank ones left out.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no text in UTF-8, or empty.
+    """
+    lines = [line for _, line in _numbered_lines(list_file)]
+    if not lines:
+        raise ValueError(f'{list_file}: the list is empty.')
+    return lines
+
+
+def _numbered_lines(list_file: str | Path) -> list[tuple[int, str]]:
     if not Path(list_file).is_file():
         raise FileNotFoundError(f'no meta_info_file {list_file}.')
     try:
-        lines = Path(list_file).read_text(encoding='utf-8').splitlines()
+        lines = Path(list_file).read_text(encoding='utf-8-sig').splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f'{list_file}: not UTF-8 text ({error}).') from error
-    return [line.strip() for line in lines if line.strip()]
+    return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def check_inside(name: str, list_file: str | Path) -> str:
@@ -106,8 +119,14 @@ def _key_of(line: str) -> str:
 
 
 def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
-    """First blank-separated field of each line."""
-    return [check_inside(line.split(' ')[0], meta_info_file) for line in text_lines(meta_info_file)]
+    """First field of each line, up to a blank or tab."""
+    lines = text_lines(meta_info_file)
+    return [listed_name(re.split(r'[ \t]', line, maxsplit=1)[0], meta_info_file) for line in lines]
+
+
+def listed_name(name: str, list_file: str | Path) -> str:
+    """``name``, with slashes if the list comes from Windows, unless it leads out of its folder."""
+    return check_inside(name, list_file).replace('\\', '/')
 
 
 def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[Pair]:
@@ -136,12 +155,20 @@ def paired_paths_from_meta_info_file(
 ) -> list[Pair]:
     """Pairs of the GT images listed in a file.
 
-    The input image is ``filename_tmpl`` of the GT base name, directly in the input folder.
+    The input image is ``filename_tmpl`` of the GT base name, directly in the input folder, with the
+    extension of GT if there is such a file, else with any.
     """
     pairs = []
+    lq_names = list_images(folders[0]) if os.path.isdir(folders[0]) else []
+    lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
+    existing = set(lq_names)
     for name in names_from_meta_info_file(meta_info_file):
         stem, extension = os.path.splitext(os.path.basename(name))
-        pairs.append(_pair(folders, keys, f'{filename_tmpl.format(stem)}{extension}', name))
+        stem = filename_tmpl.format(stem)
+        lq_name = f'{stem}{extension}'
+        if lq_name not in existing:
+            lq_name = lq_of_stem.get(stem, lq_name)
+        pairs.append(_pair(folders, keys, lq_name, name))
     return pairs
 
 
@@ -205,11 +232,25 @@ def _first_of(text: str, names: list[str]) -> str:
     return text + some(names, 3) if names else ''
 
 
-def check_files_exist(paths: Iterable[str]) -> None:
-    """Refuse a list that names files which are not there."""
-    missing = [path for path in paths if not os.path.isfile(path)]
+def check_files_exist(paths: Iterable[Iterable[str]], list_file: str | Path) -> None:
+    """Refuse a list that names files which are not there.
+
+    Args:
+        paths: The files that each line of the list names.
+    """
+    missing = [
+        (index, path)
+        for index, of_line in enumerate(paths)
+        for path in of_line
+        if not os.path.isfile(path)
+    ]
     if missing:
-        raise FileNotFoundError(f'{len(missing)} listed files do not exist: {some(missing, 3)}.')
+        numbers = [number for number, _ in _numbered_lines(list_file)]
+        named = [f'{path} (line {numbers[index]})' for index, path in missing[:3]]
+        more = ', …' if len(missing) > 3 else ''
+        raise FileNotFoundError(
+            f'{list_file}: {len(missing)} listed files do not exist: {", ".join(named)}{more}.'
+        )
 
 
 def check_distinct_names(paths: Iterable[str]) -> None:
@@ -234,13 +275,6 @@ def image_name(path: str, dataset_opt: dict) -> str:
     if relative.startswith(os.pardir):  # the dataset has options of its own
         return Path(path).stem
     return os.path.splitext(relative)[0]
-
-
-def has_alpha(content: bytes) -> bool:
-    """Whether PNG bytes hold transparency: an alpha channel, or a transparent colour."""
-    if content[:8] != b'\x89PNG\r\n\x1a\n':
-        return False
-    return content[25:26] in (b'\4', b'\6') or b'tRNS' in content[: content.find(b'IDAT')]
 
 
 def check_image_options(opt: dict) -> None:
@@ -274,15 +308,15 @@ def read_image(
     path: str,
     client_key: str = 'default',
     color: str | None = None,
-    alpha_seen: SharedFlag | None = None,
+    said: SaidOnce | set[str] | None = None,
 ) -> np.ndarray:
-    """Read an image as it is stored, (h, w, c) BGR in uint8 or uint16.
+    """Read an image as it is stored, (h, w, c) BGR in uint8, uint16, or float32 in [0, 1].
 
     Args:
         client: Where ``path`` is a file name or a key.
         color: 'gray' for one channel; otherwise there are three (gray ones are repeated, alpha is
             dropped).
-        alpha_seen: Raised, with a warning, by the first transparent image.
+        said: Kinds of ``remarks`` that were logged; others are logged, and added. None: none are.
 
     Raises:
         FileNotFoundError: No such file or key.
@@ -290,25 +324,33 @@ def read_image(
     """
     content = client.get(path, client_key)
     if content is None:
-        raise FileNotFoundError(f"the LMDB of '{client_key}' has no key '{path}'.")
-    return decode_image(bytes(content), path, color, alpha_seen)  # memcached gives a view
+        raise FileNotFoundError(
+            f"the LMDB of '{client_key}' has no key '{path}': {client.client.location(client_key)}"
+            ' does not hold what its meta_info.txt lists. Make it again '
+            '(scripts/data_preparation/create_lmdb.py --overwrite).'
+        )
+    return decode_image(bytes(content), path, color, said)  # memcached gives a view
 
 
 def decode_image(
-    content: bytes, path: str, color: str | None = None, alpha_seen: SharedFlag | None = None
+    content: bytes,
+    path: str,
+    color: str | None = None,
+    said: SaidOnce | set[str] | None = None,
 ) -> np.ndarray:
     """An image out of the bytes of its file, as ``read_image`` gives it.
 
     Args:
         path: What to call it in messages.
     """
-    if alpha_seen is not None and not alpha_seen and has_alpha(content):
-        alpha_seen.set()
-        logger.warning('Transparency is dropped, the colours are used as stored: %s', path)
     try:
         img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color')
     except ValueError as error:
         raise image_error(path, f'cannot read {path}: {error}') from error
+    if said is not None:
+        for kind, warning in remarks(content, img, skip=said):
+            said.add(kind)
+            logger.warning(warning, path)
     return img if img.ndim == 3 else img[..., None]
 
 
@@ -322,7 +364,7 @@ class ImageReader:
         color: As in ``read_image``; for 'y' colour images are read.
         cache: 'auto', 'off' or a folder, as the option ``cache`` of a dataset.
         what: The images, for the log.
-        alpha_seen: As in ``read_image``.
+        said: As in ``read_image``.
     """
 
     def __init__(
@@ -333,10 +375,10 @@ class ImageReader:
         color: str | None = None,
         cache: str | bool = 'off',
         what: str = 'images',
-        alpha_seen: SharedFlag | None = None,
+        said: SaidOnce | None = None,
     ):
         self._client, self._key, self._color = client, client_key, color
-        self._alpha_seen = SharedFlag() if alpha_seen is None else alpha_seen
+        self._said = SaidOnce() if said is None else said
         self._cache = None
         backend = client.client
         # A memcached server does not tell when an image has changed.
@@ -346,13 +388,13 @@ class ImageReader:
             self._cache = open_cache(cache, sources, 'gray' if color == 'gray' else 'color', what)
 
     def __call__(self, index: int, path: str) -> np.ndarray:
-        """Image ``index`` of the list, (h, w, c) BGR in uint8 or uint16; it may be read-only."""
+        """Image ``index`` of the list, as ``read_image`` gives it; it may be read-only."""
         if self._cache is None:
-            return read_image(self._client, path, self._key, self._color, self._alpha_seen)
+            return read_image(self._client, path, self._key, self._color, self._said)
         stamp = self._client.client.stamp(path, self._key)
         img = self._cache.get(index, stamp)
         if img is None:
-            img = read_image(self._client, path, self._key, self._color, self._alpha_seen)
+            img = read_image(self._client, path, self._key, self._color, self._said)
             self._cache.put(index, stamp, img)
         return img
 
@@ -408,7 +450,8 @@ def read_img_seq(
     """
     files = paths_from_folder(path) if isinstance(path, str | Path) else list(path)
     client = FileClient('disk')
-    imgs = [read_image(client, file) for file in files]
+    said: set[str] = set()
+    imgs = [read_image(client, file, said=said) for file in files]
     if require_mod_crop:
         imgs = [mod_crop(img, scale) for img in imgs]
     clip = torch.stack([image_tensor(img) for img in imgs])

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 # magic, number of the image, size and time of its source, height, width, channels, bytes a value
 _HEADER = struct.Struct('<8sQqqIIII')
 _MAGIC = b'basicsr2'
-_LAYOUT = 'planes'  # of the pixels: another one would need another folder
+# Of the pixels, and how files are decoded: others would need another folder.
+_LAYOUT = 'planes as stored'
 _ALIGN = 64  # of headers and pixels
 _FILES = ('offsets.bin', 'pixels.bin', 'about.json', 'lock')
 _NO_FOLDERS = ('', 'on', 'none', 'true', 'false', 'yes', 'no')  # nobody means these as such

@@ -23,7 +23,7 @@ from .data_util import (
     pairs_of_folders,
 )
 from .progressive import crop_sizes
-from .shared import Pair, PathTable, SharedFlag
+from .shared import Pair, PathTable, SaidOnce
 from .transforms import UPRIGHT, draw_orientation, paired_random_crop
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class PairedImages:
             self.uint8_batch = opt.get('uint8_batch', False)
             if self.uint8_batch and (self.color == 'y' or self.mean is not None):
                 raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
-        self._cut_seen = SharedFlag()
+        self._said = SaidOnce()
 
     def set_gt_size(self, gt_size: int) -> None:
         """Crop to ``gt_size`` from now on, in training."""
@@ -88,8 +88,8 @@ class PairedImages:
         excess = gt.shape[0] - height, gt.shape[1] - width
         if not all(0 <= e < self.scale for e in excess):
             self._check_sizes(gt, lq, pair)
-        if any(excess) and not self._cut_seen:
-            self._cut_seen.set()
+        if any(excess) and 'cut' not in self._said:
+            self._said.add('cut')
             logger.info(
                 'GT images are cut to %d x LQ; the first is %s (%dx%d to %dx%d).',
                 self.scale,
@@ -169,7 +169,7 @@ class PairedImageDataset(PairedImages, Dataset):
                 yield from pairs_of_folders(folders, ['lq', 'gt'], self.filename_tmpl, recursive)
                 continue
             pairs = self._listed_pairs(folders, list_file)
-            check_files_exist(path for pair in pairs for path in pair.values())
+            check_files_exist((pair.values() for pair in pairs), list_file)
             yield from pairs
 
     def _listed_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
@@ -183,7 +183,7 @@ class PairedImageDataset(PairedImages, Dataset):
         return FileClient(backend.pop('type'), **backend)
 
     def _readers(self, opt: dict) -> list[ImageReader]:
-        alpha_seen, name = SharedFlag(), opt.get('name', self.phase)
+        name = opt.get('name', self.phase)
         return [
             ImageReader(
                 self.file_client,
@@ -192,7 +192,7 @@ class PairedImageDataset(PairedImages, Dataset):
                 self.color,
                 opt.get('cache', 'off'),
                 f'{name} ({key})',
-                alpha_seen,
+                self._said,
             )
             for key in ('gt', 'lq')
         ]

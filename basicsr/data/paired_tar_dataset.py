@@ -19,7 +19,6 @@ from basicsr.utils.text import some
 
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
-from .shared import SharedFlag
 
 _OF_FOLDERS = (
     *('dataroot_gt', 'dataroot_lq', 'io_backend', 'meta_info_file', 'filename_tmpl', 'recursive'),
@@ -65,7 +64,6 @@ class PairedTarDataset(PairedImages, IterableDataset):
                 f'no pairs in {len(self.shards)} shards such as {self.shards[0]}: they must hold '
                 'files <name>.gt.<extension> and <name>.lq.<extension>.'
             )
-        self._alpha_seen = SharedFlag()
         self._epoch, self._skipped = 0, 0
 
     def __len__(self) -> int:
@@ -104,7 +102,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
                 )
             pair[f'{kind}_path'] = f'{name}.{suffix}'
             path = pair[f'{kind}_path']
-            images[kind] = decode_image(files[suffix], path, self.color, self._alpha_seen)
+            images[kind] = decode_image(files[suffix], path, self.color, self._said)
         return self._sample(images['gt'], images['lq'], pair)
 
 

@@ -128,7 +128,7 @@ class RealESRGANDataset(Dataset):
         if opt.get('meta_info') is None:
             return paths_from_folder(folder, opt.get('recursive', False))
         paths = [os.path.join(folder, name) for name in names_from_meta_info_file(opt['meta_info'])]
-        check_files_exist(paths)
+        check_files_exist(([path] for path in paths), opt['meta_info'])
         return paths
 
     def draw(self) -> tuple[list[Tensor], Recipe]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from basicsr.utils.registry import DATASET_REGISTRY
 
-from .data_util import check_inside, check_name_of_list, text_lines
+from .data_util import check_name_of_list, listed_name, text_lines
 from .paired_image_dataset import PairedImageDataset
 from .shared import Pair
 
@@ -27,7 +27,7 @@ class RealESRGANPairedDataset(PairedImageDataset):
     def _listed_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
         pairs = []
         for line in text_lines(list_file):
-            names = [check_inside(name.strip(), list_file) for name in line.split(',')]
+            names = [listed_name(name.strip(), list_file) for name in line.split(',')]
             if len(names) != 2:
                 raise ValueError(f'{list_file}: a line is "<GT>, <LQ>", got "{line}".')
             gt, lq = os.path.join(folders[1], names[0]), os.path.join(folders[0], names[1])

@@ -77,14 +77,16 @@ class PathTable(Sequence):
         return len(next(iter(self._columns.values()), ()))
 
 
-class SharedFlag:
-    """A flag that a dataset and its copies in worker processes share, to say things only once."""
+class SaidOnce:
+    """What a dataset or a copy of it in a worker process has said, so that it is said only once."""
+
+    _THINGS = ('alpha', 'frames', 'depth', 'cut')
 
     def __init__(self) -> None:
-        self._raised = torch.zeros(1, dtype=torch.bool).share_memory_()
+        self._said = torch.zeros(len(self._THINGS), dtype=torch.bool).share_memory_()
 
-    def __bool__(self) -> bool:
-        return bool(self._raised)
+    def __contains__(self, thing: str) -> bool:
+        return bool(self._said[self._THINGS.index(thing)])
 
-    def set(self) -> None:
-        self._raised.fill_(True)
+    def add(self, thing: str) -> None:
+        self._said[self._THINGS.index(thing)] = True

@@ -61,9 +61,10 @@ class SingleImageDataset(Dataset):
             recursive = opt.get('recursive', False)
             return [path for folder in folders for path in paths_from_folder(folder, recursive)]
         names = names_from_meta_info_file(opt['meta_info_file'])
-        paths = [os.path.join(folder, name) for folder in folders for name in names]
-        check_files_exist(paths)
-        return paths
+        roots = [[os.path.join(folder, name) for name in names] for folder in folders]
+        for paths in roots:
+            check_files_exist(([path] for path in paths), opt['meta_info_file'])
+        return [path for paths in roots for path in paths]
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         path = self.paths[index]

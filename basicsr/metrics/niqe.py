@@ -142,7 +142,10 @@ def _normalise(img: np.ndarray, window: np.ndarray) -> np.ndarray:
 
     mean = blur(img)
     deviation = np.sqrt(np.abs(blur(img * img) - mean * mean))
-    return (img - mean) / (deviation + 1)
+    difference = img - mean
+    # Of a flat region rounding leaves about 1e-14, whose sign would enter the fit.
+    difference[np.abs(difference) < 1e-9] = 0
+    return difference / (deviation + 1)
 
 
 def _blocks(img: np.ndarray, rows: int, columns: int) -> np.ndarray:

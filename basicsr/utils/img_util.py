@@ -1,8 +1,8 @@
 """Images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
 
+import logging
 import math
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .image_header import as_stored, remarks
 from .misc import atomic_path
 
-# JPEG's markers of a frame, in which the size of the image stands (T.81, table B.1).
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+logger = logging.getLogger(__name__)
+
 # Of an image, by its header: a file of a few kilobytes may claim any size.
 _MOST_PIXELS = 2**28
-# JPEG writes a bit for 64 pixels at least, so half of this.
-_MOST_PIXELS_PER_BYTE = 1024
 os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(_MOST_PIXELS))  # read at the import
 # Its warnings of damaged images name no file; the errors that follow them here do.
 os.environ.setdefault('OPENCV_LOG_LEVEL', 'ERROR')
@@ -115,24 +114,29 @@ def tensor2img_fast(
 def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> np.ndarray:
     """Decode an image file that has been read into memory.
 
-    The bit depth is that of the file and a photo's orientation tag is ignored.
+    The bit depth is that of the file, orientation tags are ignored, and colours are those stored,
+    whatever the alpha. Of animations and files with several pages it is the first image.
 
     Args:
         content: The bytes of the file.
         flag: 'color' gives (h, w, 3) BGR: gray is repeated, alpha dropped; 'grayscale' gives
             (h, w); 'unchanged' gives what the file holds, (h, w), (h, w, 3) or BGRA (h, w, 4).
         float32: Return float32 in [0, 1]: 8-bit values divided by 255, 16-bit values by 65535.
+            Images of floats, which must be in [0, 1], are float32 in any case.
 
     Raises:
-        ValueError: The bytes are no complete image, or one of more than 2 ** 28 pixels.
+        ValueError: The bytes are no complete image of a format that ``image_header`` names, or one
+            of more than 2 ** 28 pixels, or of floats outside [0, 1].
     """
     if flag not in _READ_FLAGS:
         raise ValueError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
     if not content:
         raise ValueError('The image is empty (0 bytes).')
-    _check_jpeg(content)
+    stored, is_float = as_stored(content)
+    # With the other flags OpenCV gives floats only if they have the channels that are asked for.
+    flags = _READ_FLAGS['unchanged' if is_float else flag]
     try:
-        img = cv2.imdecode(np.frombuffer(content, np.uint8), _READ_FLAGS[flag])
+        img = cv2.imdecode(np.frombuffer(stored, np.uint8), flags)
     except cv2.error as error:
         if 'CV_IO_MAX_IMAGE' in str(error):
             raise ValueError(
@@ -144,8 +148,10 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
     if img is None:
         raise ValueError(
             f'The {len(content)} bytes are no image that OpenCV can decode: cut off, damaged or of '
-            'an unknown format.'
+            'an unknown kind.'
         )
+    if is_float:
+        img = _in_unit_range(img, flag)
     if not float32:
         return img
     white = _WHITE.get(img.dtype.name, 1)
@@ -154,22 +160,39 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
     return img
 
 
-def _check_jpeg(content: bytes) -> None:
-    """Refuse a JPEG file that is far too small for its size in pixels: OpenCV would fill them."""
-    place = 2 if content[:2] == b'\xff\xd8' else len(content)
-    while place + 9 <= len(content) and content[place] == 0xFF:
-        marker = content[place + 1]
-        if marker in _FRAMES:
-            height, width = struct.unpack_from('>HH', content, place + 5)
-            if height * width > _MOST_PIXELS_PER_BYTE * len(content):
-                raise ValueError(
-                    f'{len(content)} bytes are no JPEG image of {height} x {width} pixels '
-                    '(height x width): cut off or damaged.'
-                )
-            return
-        # Of a segment its length follows; fill bytes may come before one.
-        length = 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
-        place += 1 if marker == 0xFF else length
+def _in_unit_range(img: np.ndarray, flag: str) -> np.ndarray:
+    """A decoded float image with the channels that ``flag`` asks for, as float32.
+
+    Raises:
+        ValueError: A value is not in [0, 1]: nothing says which one is white.
+    """
+    low, high = float(img.min()), float(img.max())
+    if not 0 <= low <= high <= 1:
+        raise ValueError(
+            f'The values of a float image must be in [0, 1], and these are in [{low:g}, {high:g}]: '
+            'divide them by the value of white, or save the image with 8 or 16 bits.'
+        )
+    img = img.astype(np.float32)
+    if flag == 'grayscale' and img.ndim == 3:
+        return cv2.cvtColor(img, cv2.COLOR_BGR2GRAY)
+    if flag == 'color':
+        return np.stack([img] * 3, axis=2) if img.ndim == 2 else np.ascontiguousarray(img[..., :3])
+    return img
+
+
+def read_unchanged(path: str | Path) -> np.ndarray:
+    """Decode a file as ``imfrombytes`` with 'unchanged', with a warning of what is left out.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: As ``imfrombytes``.
+    """
+    # Not cv2.imread, which neither says why a file cannot be read nor keeps TIFFs upright.
+    content = Path(path).read_bytes()
+    img = imfrombytes(content, 'unchanged')
+    for _, warning in remarks(content, img, skip=('depth',)):  # of which nothing is lost
+        logger.warning(warning, path)
+    return img
 
 
 def imwrite(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .img_util import cv2, imfrombytes
+from .img_util import cv2, read_unchanged
 from .lmdb_check import check_lmdb
 from .misc import atomic_path
 from .parallel import map_in_order
@@ -31,8 +31,7 @@ def read_img_worker(path: str | Path, key: str, compress_level: int) -> tuple[st
         ValueError: The file is no complete image, or one that PNG cannot hold; it is named.
     """
     try:
-        # Not cv2.imread, which fills up the missing part of a truncated JPEG.
-        img = imfrombytes(Path(path).read_bytes(), 'unchanged')
+        img = read_unchanged(path)
     except ValueError as error:
         raise ValueError(f'cannot decode {path}: {error}') from error
     if img.dtype not in ('uint8', 'uint16'):

@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from basicsr.data.data_util import list_images, names_from_meta_info_file
+from basicsr.data.data_util import check_files_exist, list_images, names_from_meta_info_file
 from basicsr.utils.lmdb_util import make_lmdb_from_imgs
 from basicsr.utils.parallel import run_script
 
@@ -17,8 +17,10 @@ from basicsr.utils.parallel import run_script
 def find(args: argparse.Namespace) -> list[str]:
     """Images to take, relative to the folder, sorted; in listed folders all that they hold."""
     names = [] if args.meta_info else list_images(args.input, args.recursive)
-    for name in names_from_meta_info_file(args.meta_info) if args.meta_info else []:
-        entry = Path(args.input, name)
+    listed = names_from_meta_info_file(args.meta_info) if args.meta_info else []
+    entries = [Path(args.input, name) for name in listed]
+    check_files_exist(([] if e.is_dir() else [str(e)] for e in entries), args.meta_info)
+    for name, entry in zip(listed, entries, strict=True):
         names += [name] if entry.is_file() else [f'{name}/{n}' for n in list_images(entry)]
     return sorted({name for name in names if fnmatchcase(Path(name).name, args.pattern)})
 

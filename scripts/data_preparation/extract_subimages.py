@@ -11,7 +11,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
-from basicsr.utils.img_util import cv2, imfrombytes, imwrite
+from basicsr.utils.img_util import cv2, imwrite, read_unchanged
 from basicsr.utils.parallel import for_each_file, made_with, run_script
 
 
@@ -25,7 +25,7 @@ def starts(length: int, args: argparse.Namespace) -> list[int]:
 
 def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
     """Write the sub-images ``<target>_s001…``, with --resume those not there yet; returns all."""
-    img = imfrombytes(path.read_bytes(), 'unchanged')
+    img = read_unchanged(path)
     (height, width), size = img.shape[:2], args.crop_size
     if min(height, width) < size:
         reason = f'{width} x {height} pixels are too few for --crop-size {size}'

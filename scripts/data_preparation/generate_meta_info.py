@@ -8,14 +8,14 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
-from basicsr.utils.img_util import imfrombytes
+from basicsr.utils.img_util import read_unchanged
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.parallel import for_each_file, run_script
 
 
 def shape_of(path: Path) -> str:
     """``(h,w,c)`` of the decoded image: a file that is damaged further on is found out as well."""
-    height, width, *channels = imfrombytes(path.read_bytes(), 'unchanged').shape
+    height, width, *channels = read_unchanged(path).shape
     return f'({height},{width},{channels[0] if channels else 1})'
 
 
@@ -24,9 +24,11 @@ def main(args: argparse.Namespace) -> str:
     names = list_images(source, args.recursive)
     if not names:
         raise FileNotFoundError(f'{source} holds no images.')
-    blank = next((name for name in names if ' ' in name), None)
-    if blank:
-        raise ValueError(f"'{blank}': a name ends at its first blank in a list, so rename it.")
+    for name in names:
+        if ' ' in name:
+            raise ValueError(f"'{name}': a name ends at its first blank in a list, so rename it.")
+        if '\\' in Path(name).as_posix():
+            raise ValueError(f"'{name}': a list reads \\ as the slash of a folder, so rename it.")
     if output.exists() and not args.overwrite:
         raise FileExistsError(f'{output} exists: choose another name or add --overwrite.')
     shapes = for_each_file(shape_of, [source / name for name in names], args.workers)

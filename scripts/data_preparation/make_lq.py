@@ -10,14 +10,14 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
-from basicsr.utils.img_util import imfrombytes, imwrite
+from basicsr.utils.img_util import imwrite, read_unchanged
 from basicsr.utils.matlab_functions import reduce_image
 from basicsr.utils.parallel import for_each_file, made_with, run_script
 
 
 def make_pair(path: Path, folders: list[Path], scale: int) -> None:
     """Write the reduced image and, if there is a second folder, the image cut to ``scale``."""
-    img = imfrombytes(path.read_bytes(), 'unchanged')
+    img = read_unchanged(path)
     height, width = img.shape[:2]
     if min(height, width) < scale:
         raise ValueError(f'{width} x {height} pixels are too few for scale {scale}.')

@@ -2,20 +2,22 @@ import json
 import logging
 import os
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
 from golden import call, params, recipe, target
+from tiff import tiff
 
 from basicsr.data import data_util
 from basicsr.data.data_util import (
+    ImageReader,
     as_float,
     check_image_options,
     duf_downsample,
     generate_frame_indices,
-    has_alpha,
     image_name,
     list_images,
     names_from_meta_info_file,
@@ -27,8 +29,10 @@ from basicsr.data.data_util import (
     read_image,
     read_img_seq,
 )
-from basicsr.data.shared import SharedFlag
+from basicsr.data.shared import SaidOnce
 from basicsr.utils.file_client import FileClient
+from basicsr.utils.image_header import has_alpha
+from basicsr.utils.lmdb_util import make_lmdb_from_imgs
 
 RNG = np.random.default_rng(0)
 
@@ -308,19 +312,19 @@ def test_a_broken_image_is_named(tmp_path, content):
     path = tmp_path / 'broken.png'
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r'cannot read .*broken\.png: '):
-        read_image(FileClient('disk'), str(path), alpha_seen=SharedFlag())
+        read_image(FileClient('disk'), str(path), said=SaidOnce())
 
 
 def test_a_missing_file_or_key_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'gone\.png'):
         read_image(FileClient('disk'), str(tmp_path / 'gone.png'))
-
-    class EmptyClient:
-        def get(self, path, key):
-            return None
-
-    with pytest.raises(FileNotFoundError, match="'gt' has no key 'baby'"):
-        read_image(EmptyClient(), 'baby', 'gt')  # pyright: ignore[reportArgumentType]
+    cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((4, 4, 3), np.uint8))
+    make_lmdb_from_imgs(tmp_path, tmp_path / 'gt.lmdb', ['a.png'], ['a'])
+    client = FileClient('lmdb', db_paths=str(tmp_path / 'gt.lmdb'), client_keys='gt')
+    with pytest.raises(FileNotFoundError, match="'gt' has no key 'baby'") as info:
+        read_image(client, 'baby', 'gt')
+    assert str(tmp_path / 'gt.lmdb') in str(info.value)
+    assert 'meta_info.txt' in str(info.value) and 'create_lmdb.py --overwrite' in str(info.value)
 
 
 def test_a_clip_is_cropped_and_named(tmp_path):
@@ -350,15 +354,36 @@ def test_transparency_is_told_from_the_bytes_of_a_png(palette_png):
 def test_transparency_is_dropped_with_one_warning(tmp_path, palette_png, caplog):
     (tmp_path / 'palette.png').write_bytes(palette_png(1, 2))
     cv2.imwrite(str(tmp_path / 'alpha.png'), np.uint8([[[1, 2, 3, 0], [4, 5, 6, 255]]]))
-    seen, client = SharedFlag(), FileClient('disk')
+    said, client = SaidOnce(), FileClient('disk')
     out = [
-        read_image(client, str(tmp_path / name), alpha_seen=seen)
+        read_image(client, str(tmp_path / name), said=said)
         for name in ('alpha.png', 'palette.png', 'alpha.png')
     ]
     assert out[0].tolist() == [[[1, 2, 3], [4, 5, 6]]]
     assert out[1].tolist() == [[[0, 0, 255], [255, 0, 0]]]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert 'alpha.png' in caplog.text and seen
+    assert 'alpha.png' in caplog.text and 'alpha' in said
+
+
+def test_each_kind_of_remark_is_made_once(tmp_path, caplog):
+    files = {
+        'pages.tif': tiff(RNG.integers(0, 256, (4, 4, 3), dtype=np.uint8), pages=2),
+        'ten_bits.png': png(np.full((4, 4, 3), 1023, np.uint16)),
+        'alpha.tif': tiff(RNG.integers(0, 256, (4, 4, 4), dtype=np.uint8), extra=2),
+    }
+    for name, content in files.items():
+        for copy in ('a', 'b'):
+            (tmp_path / f'{copy}_{name}').write_bytes(content)
+    paths = paths_from_folder(tmp_path)
+    reader = ImageReader(FileClient('disk'), paths)
+    for index, path in enumerate(paths * 2):
+        assert reader(index, path).shape == (4, 4, 3)
+    assert len(caplog.records) == 3
+    for name in files:
+        assert f'a_{name}' in caplog.text and f'b_{name}' not in caplog.text
+    caplog.clear()
+    read_img_seq(tmp_path)
+    assert len(caplog.records) == 3
 
 
 # options
@@ -400,6 +425,42 @@ def test_a_list_in_another_encoding_is_named(tmp_path):
     (tmp_path / 'list.txt').write_bytes('ä.png'.encode('utf-16'))
     with pytest.raises(ValueError, match=r'list\.txt: not UTF-8 text'):
         data_util.text_lines(tmp_path / 'list.txt')
+
+
+def test_a_list_from_windows_is_read(tmp_path):
+    file = tmp_path / 'list.txt'
+    file.write_bytes(b'\xef\xbb\xbfa.png\t(4,6,3)\r\nsub\\b\xe3\x80\x80c.png (4,6,3)\r\n')
+    assert names_from_meta_info_file(file) == ['a.png', 'sub/b\u3000c.png']
+
+
+@pytest.mark.parametrize('content', [b'', b'\n \n', b'\xef\xbb\xbf'])
+def test_an_empty_list_is_refused(tmp_path, content):
+    (tmp_path / 'list.txt').write_bytes(content)
+    with pytest.raises(ValueError, match=r'list\.txt: the list is empty'):
+        names_from_meta_info_file(tmp_path / 'list.txt')
+
+
+def test_listed_files_that_are_not_there_are_named_with_their_lines(tmp_path):
+    (tmp_path / 'list.txt').write_text('a.png\n\nb.png\nc.png\nd.png\n')
+    touch(tmp_path, 'a.png')
+    paths = [[str(tmp_path / f'{name}.png')] for name in 'abcd']
+    with pytest.raises(FileNotFoundError) as info:
+        data_util.check_files_exist(paths, tmp_path / 'list.txt')
+    assert str(info.value) == (
+        f'{tmp_path}/list.txt: 3 listed files do not exist: {tmp_path}/b.png (line 3), '
+        f'{tmp_path}/c.png (line 4), {tmp_path}/d.png (line 5).'
+    )
+    data_util.check_files_exist(paths[:1], tmp_path / 'list.txt')
+
+
+def test_in_a_list_too_lq_may_have_another_extension(tmp_path):
+    touch(tmp_path / 'lq', 'ax4.png', 'ax4.jpg', 'bx4.bmp')
+    (tmp_path / 'list.txt').write_text('a.jpg\nsub/b.png\nc.png\n')
+    folders = [str(tmp_path / 'lq'), 'gt']
+    pairs = paired_paths_from_meta_info_file(
+        folders, ['lq', 'gt'], str(tmp_path / 'list.txt'), '{}x4'
+    )
+    assert [Path(pair['lq_path']).name for pair in pairs] == ['ax4.jpg', 'bx4.bmp', 'cx4.png']
 
 
 def test_folders_that_hold_themselves_through_a_link_are_refused(tmp_path):

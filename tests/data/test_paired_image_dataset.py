@@ -7,6 +7,7 @@ import pytest
 import torch
 from golden import params, recipe
 from runs import log_text
+from tiff import tiff
 
 from basicsr.data import build_dataset
 
@@ -210,6 +211,16 @@ def test_a_list_under_the_name_that_other_datasets_read_is_refused(write):
         build('val', meta_info='list.txt')
 
 
+@pytest.mark.parametrize('kind', ['PairedImageDataset', 'RealESRGANPairedDataset'])
+def test_a_list_with_a_missing_file_is_named_with_its_line(write, in_folder, kind):
+    write(a=pair(8, 8))
+    line = {'PairedImageDataset': 'b.png', 'RealESRGANPairedDataset': 'a.png, b.png'}[kind]
+    in_folder(texts={'list.txt': f'{line.replace("b", "a")}\n\n{line}\n'})
+    key = {'PairedImageDataset': 'meta_info_file', 'RealESRGANPairedDataset': 'meta_info'}[kind]
+    with pytest.raises(FileNotFoundError, match=r'list\.txt: .*lq/b\.png \(line 3\)'):
+        build(type=kind, **{key: 'list.txt'})
+
+
 # channels and depth
 
 
@@ -245,6 +256,19 @@ def test_16_bit_images_keep_their_precision(write):
     item = build('val')[0]
     assert item['gt'].unique().item() == pytest.approx(32769 / 65535, abs=1e-7)
     assert item['lq'].unique().item() == pytest.approx(32768 / 65535, abs=1e-7)
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16, np.float32])
+def test_a_turned_tiff_stays_beside_its_partner(in_folder, tmp_path, dtype):
+    in_folder()
+    white = {np.uint8: 255, np.uint16: 65535, np.float32: 1}[dtype]
+    lq = (RNG.random((8, 8, 3)) * white).astype(dtype)
+    for name, img, orientation in (('gt', lq.repeat(2, 0).repeat(2, 1), 6), ('lq', lq, 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'a.tif').write_bytes(tiff(img, orientation=orientation))
+    item = build('val')[0]
+    assert torch.equal(item['gt'][:, ::2, ::2], item['lq'])
+    assert torch.allclose(item['lq'], torch.from_numpy(lq.transpose(2, 0, 1) / np.float32(white)))
 
 
 def test_normalisation_is_by_rgb_channel(write):

@@ -88,6 +88,16 @@ def test_flat_blocks_beside_others_leave_the_score_finite():
         assert np.isfinite(calculate_niqe(img, 0))
 
 
+def test_flat_regions_do_not_hang_on_rounding():
+    """A constant that is added to all pixels changes no difference."""
+    y, x = np.mgrid[:192, :288]
+    img = 128 + 40 * np.sin(x / 9) * np.cos(y / 7)
+    img[70:] += recipe.det_array((122, 288), 'grain', -20, 20)
+    img[:70] = 100
+    values = [calculate_niqe(img.round() + level, 0, 'HW') for level in range(0, 50, 7)]
+    assert values == pytest.approx([values[0]] * len(values), rel=1e-6)
+
+
 def test_the_fit_finds_the_shape_of_known_distributions():
     random = np.random.default_rng(0)
     shape, left, right = estimate_aggd_param(random.normal(size=(400, 400)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from tiff import tiff
 
 from basicsr.data.data_util import paths_from_lmdb
 from basicsr.utils import lmdb_util
@@ -67,6 +68,18 @@ def test_bit_depth_and_channels_are_kept(command, write, tmp_path, channels, dty
     assert np.array_equal(stored, img)
 
 
+def test_tiffs_are_kept_as_stored_with_a_warning_of_what_is_left_out(command, tmp_path, caplog):
+    rgba = np.random.default_rng(0).integers(0, 256, (4, 6, 4), dtype=np.uint8)
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in' / 'a.tif').write_bytes(tiff(rgba, orientation=6, extra=2, pages=2))
+    command('create_lmdb', *options(tmp_path / 'in', tmp_path / 'x.lmdb'))
+    value = content(tmp_path / 'x.lmdb')[1]['a']
+    assert np.array_equal(imfrombytes(value, 'unchanged'), rgba[..., [2, 1, 0, 3]])
+    assert [record.getMessage() for record in caplog.records] == [
+        f'Only the first frame or page is used: {tmp_path / "in" / "a.tif"}'
+    ]
+
+
 def test_the_keys_of_low_quality_images_can_be_those_of_their_gt(command, write, tmp_path):
     for name in ('0001x4.png', '0002x4.png'):
         write(tmp_path / 'in' / name, 4, 4)
@@ -89,8 +102,9 @@ def test_listed_images_and_folders_are_taken(command, write, tmp_path):
     clips.write_text('00001/0002/im4.png (4,4,3)\n')
     command('create_lmdb', *options(tmp_path / 'in', tmp_path / 'one.lmdb', '--meta-info', clips))
     assert paths_from_lmdb(tmp_path / 'one.lmdb') == ['00001/0002/im4']
-    clips.write_text('00001/0009\n')
-    with pytest.raises(SystemExit, match=r'create_lmdb: no folder .*00001/0009'):
+    clips.write_text('\n00001/0009\n')
+    missing = r'create_lmdb: .*clips\.txt: 1 listed files do not exist: .*00001/0009 \(line 2\)'
+    with pytest.raises(SystemExit, match=missing):
         command(
             'create_lmdb', *options(tmp_path / 'in', tmp_path / 'no.lmdb', '--meta-info', clips)
         )

@@ -53,4 +53,8 @@ def test_names_that_a_list_cannot_hold_are_refused(command, write, tmp_path):
     write(tmp_path / 'in' / 'my cat.png', 4, 4)
     with pytest.raises(SystemExit, match="'my cat.png': a name ends at its first blank"):
         command('generate_meta_info', *args)
+    (tmp_path / 'in' / 'my cat.png').unlink()
+    write(tmp_path / 'in' / 'my\\cat.png', 4, 4)
+    with pytest.raises(SystemExit, match='the slash of a folder'):
+        command('generate_meta_info', *args)
     assert not (tmp_path / 'list.txt').exists()
