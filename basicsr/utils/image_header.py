@@ -1,6 +1,7 @@
 """What an image file says of itself where OpenCV keeps silent, or acts on it unasked."""
 
 import re
+import struct
 from collections.abc import Container, Iterator
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,7 @@ _MOST_PIXELS_PER_BYTE = 1024
 
 # Tags of TIFF 6.0, and the bytes that a value takes by its type (BigTIFF has 8 as well).
 _BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _EXTRA, _KIND = 258, 262, 274, 277, 338, 339
+_TAGS = (_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _EXTRA, _KIND)
 _NEXT_PAGE = 0  # no tag
 _SIZES = {1: 1, 3: 2, 4: 4, 6: 1, 8: 2, 9: 4, 16: 8, 17: 8}
 _KINDS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}  # 4: not known
@@ -159,18 +161,23 @@ def _read_tiff(content: bytes) -> dict[int, _Field]:
         return int.from_bytes(content[place : place + size], order)
 
     is_big = 43 in content[2:4]  # BigTIFF, with offsets and counts of 64 bits
-    start, word, counter, entry_size = (8, 8, 8, 20) if is_big else (4, 4, 2, 12)
+    start, word, counter = (8, 8, 8) if is_big else (4, 4, 2)
     page = number(start, word)
+    entry = struct.Struct(('<' if order == 'little' else '>') + ('HHQ8x' if is_big else 'HHI4x'))
     first = page + counter
-    end = first + entry_size * min(number(page, counter), 0xFFFF)  # libtiff refuses more
+    end = first + entry.size * min(number(page, counter), 0xFFFF)  # libtiff refuses more
     fields = {_NEXT_PAGE: _Field(number(end, word), end, word)}
-    for entry in range(first, min(end, len(content)), entry_size):
-        size = _SIZES.get(number(entry + 2, 2), 0)
-        place = entry + 4 + word
-        if size * number(entry + 4, word) > word:
+    whole = max(min(end, len(content)) - first, 0) // entry.size * entry.size
+    entries = entry.iter_unpack(content[first : first + whole])
+    for index, (tag, kind, count) in enumerate(entries):
+        if (
+            tag not in _TAGS or tag in fields
+        ):  # of a tag that is there twice libtiff takes the first
+            continue
+        size, place = _SIZES.get(kind, 0), first + (index + 1) * entry.size - word
+        if size * count > word:
             place = number(place, word)
-        # Of a tag that is there twice libtiff takes the first.
-        fields.setdefault(number(entry, 2), _Field(number(place, size), place, size))
+        fields[tag] = _Field(number(place, size), place, size)
     return fields
 
 
