@@ -14,7 +14,6 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy, deepcopy
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -29,11 +28,8 @@ logger = logging.getLogger(__name__)
 # Wrappers prepend these to every key: DistributedDataParallel and torch.compile.
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
-# What torch and pickle raise for a damaged file.
-_DAMAGE = (
-    *(UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, OSError, AttributeError),
-    *(TypeError, AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
-)
+_SEAL = b'sha256 '  # begins the comment of a ZIP of ours
+_FOLDER = 0x10  # the attribute of a part for which torch would hand back memory as it finds it
 
 
 class _HashedFile(io.BufferedWriter):
@@ -41,11 +37,27 @@ class _HashedFile(io.BufferedWriter):
 
     def __init__(self, path: Path):
         super().__init__(io.FileIO(path, 'w'))
-        self.size, self.sha256 = 0, hashlib.sha256()
+        self.size, self._sha256 = 0, hashlib.sha256()
+        self._end = b''  # the last two bytes, not hashed yet: of a ZIP, the length of its comment
         self.error: OSError | None = None
 
+    def sha256(self) -> str:
+        digest = self._sha256.copy()
+        digest.update(self._end)
+        return digest.hexdigest()
+
+    def seal(self) -> None:
+        """Give the ZIP that has been written a comment: the SHA-256 of all before its length."""
+        seal = _seal(self._sha256.hexdigest())
+        self.size -= len(self._end)
+        self.seek(self.size)
+        self._end = b''
+        self.write(seal)
+
     def write(self, data: Any) -> int:
-        self.sha256.update(data)
+        self._sha256.update(self._end)
+        self._sha256.update(memoryview(data)[:-2])
+        self._end = bytes(data[-2:])
         self.size += len(data)
         try:
             return super().write(data)
@@ -74,9 +86,10 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
                 file.write(as_safetensors(content))
             else:
                 torch.save(content, file)
+                file.seal()
         except RuntimeError as error:  # so torch reports a full disk
             raise file.error or OSError(str(error)) from error
-    return {'size': file.size, 'sha256': file.sha256.hexdigest()}
+    return {'size': file.size, 'sha256': file.sha256()}
 
 
 def _check_space(content: dict, path: Path) -> None:
@@ -179,7 +192,7 @@ def load_checkpoint(path: str | Path) -> Any:
     check_archive(path)
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except _DAMAGE as error:
+    except Exception as error:  # a damaged file can make a parser fail in any way
         reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
         raise ValueError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
@@ -189,26 +202,61 @@ def load_checkpoint(path: str | Path) -> Any:
 
 
 def check_archive(path: str | Path) -> None:
-    """Compare the parts of a file of torch with their checksums, at which torch does not look.
+    """Compare a file of torch with its checksum, at which torch does not look.
 
-    Files of other kinds are passed over, checksums of those written without.
+    Ours have one of the whole file; of other programs' files the parts have one each, unless they
+    were written without. Files of other kinds are passed over.
 
     Raises:
         ValueError: The file is damaged, or would take more memory than it has: torch packs nothing.
     """
-    if not zipfile.is_zipfile(path):
-        return
+    is_sealed = _check_seal(Path(path))
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
+            if archive.comment and not is_sealed:
+                raise ValueError('wrong checksum')
             size = sum(part.file_size for part in parts)
             if size > Path(path).stat().st_size:
                 raise ValueError(f'its parts have {size} bytes, more than the file')
-            wrong = archive.testzip() if any(part.CRC for part in parts) else None
-    except _DAMAGE as error:
+            if any(part.external_attr & _FOLDER for part in parts):
+                raise ValueError('a part of it is marked as a folder')
+            has_checksums = not is_sealed and any(part.CRC for part in parts)
+            if has_checksums and (wrong := archive.testzip()):
+                raise ValueError(f'wrong checksum of {wrong}')
+    except Exception as error:  # as in load_checkpoint
         raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
-    if wrong:
-        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum of {wrong}).')
+
+
+def _seal(sha256: str) -> bytes:
+    """The end of a ZIP from the length of its comment on."""
+    comment = _SEAL + sha256.encode()
+    return struct.pack('<H', len(comment)) + comment
+
+
+def _check_seal(path: Path) -> bool:
+    """Whether a file has the checksum that ``save_checkpoint`` adds.
+
+    Raises:
+        ValueError: It has, and is not what was written.
+    """
+    seal = _seal('0' * 64)
+    left = max(path.stat().st_size - len(seal), 0)
+    with path.open('rb') as file:
+        file.seek(left)
+        end = file.read()
+        if not end.startswith(seal.rstrip(b'0')):
+            return False
+        file.seek(0)
+        digest = hashlib.sha256()
+        while left and (block := file.read(min(left, 2**20))):
+            digest.update(block)
+            left -= len(block)
+    if end != _seal(digest.hexdigest()):
+        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum).')
+    return True
 
 
 def convert(source: str | Path, target: str | Path, key: str | None = None) -> None:

@@ -157,16 +157,29 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
         FileNotFoundError, ValueError: One of them is missing, or is not what was written.
     """
     state = load_checkpoint(file)
-    numbers = {'iter': None, 'manual_seed': 0, 'samples': 0}
-    if not isinstance(state, dict) or not all(
-        isinstance(state.get(key, default), int) for key, default in numbers.items()
-    ):
-        raise ValueError(f'{file} is not a training state.')
+    if not _is_state(state):
+        raise ValueError(
+            f'{file} is not a training state, as training_states/<iter>.state is. Weights to begin '
+            'with are named by path.pretrain_network_g.'
+        )
     records = state.get('files', {})
     models = folder_of_networks(opt['path'] | {'resume_state': str(file)})
     for network in _needed(state['iter'], opt, models, records):
         check_file(network, records.get(network.name))
     return state
+
+
+def _is_state(content: Any) -> bool:
+    if not isinstance(content, dict):
+        return False
+    files = content.get('files', {})
+    return (
+        all(isinstance(content.get(key), int) for key in ('iter', 'epoch'))
+        and all(isinstance(content.get(key, 0), int) for key in ('manual_seed', 'samples'))
+        and all(isinstance(content.get(key), list) for key in ('optimizers', 'schedulers'))
+        and isinstance(files, dict)
+        and all(isinstance(r, dict) and {'size', 'sha256'} <= r.keys() for r in files.values())
+    )
 
 
 def _needed(

@@ -5,6 +5,7 @@ import resource
 import shutil
 import threading
 import time
+import zipfile
 from collections import Counter, OrderedDict
 from contextlib import suppress
 
@@ -260,6 +261,52 @@ def test_a_changed_byte_of_a_torch_file_is_seen(tmp_path, place):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f'cannot load {path}: it is damaged'):
         load_checkpoint(path)
+
+
+SMALL = {'iter': 4, 'optimizers': [{'state': {0: torch.arange(40.0)}}]}
+
+
+def flipped_copies(path, places):
+    """Put, one after the other, copies with one bit of those bytes flipped in the file's place."""
+    whole = path.read_bytes()
+    for place in places:
+        for bit in range(8):
+            content = bytearray(whole)
+            content[place] ^= 1 << bit
+            path.write_bytes(content)
+            yield place, bit
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_seen_before_it_is_parsed(tmp_path, monkeypatch):
+    """Also those that no part's checksum covers: its name, its attributes, the tables."""
+    path = tmp_path / '4.state'
+    save_checkpoint(SMALL, path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    assert differences(torch.load(path), SMALL) == []
+    monkeypatch.setattr(torch, 'load', None)
+    for _ in flipped_copies(path, range(0, path.stat().st_size, 11)):
+        with pytest.raises(ValueError, match=r'cannot load .*4.state: it is damaged \('):
+            load_checkpoint(path)
+
+
+def test_a_flipped_bit_in_the_tables_of_another_programs_file_changes_nothing_unseen(tmp_path):
+    """The bits of compression and of the disk's number make zipfile fail, in ways of its own."""
+    path = tmp_path / 'x.state'
+    torch.save(SMALL, path)
+    last_part = path.read_bytes().rindex(b'PK\1\2')
+    folders, refused = 0, 0
+    for place, bit in flipped_copies(path, range(last_part, path.stat().st_size)):
+        try:
+            content = load_checkpoint(path)
+        except ValueError as error:
+            assert 'it is damaged' in str(error)
+            refused += 1
+            folders += 'marked as a folder' in str(error)
+        else:
+            assert differences(content, SMALL) == [], (place, bit)
+    assert folders == 1, 'torch would give uninitialised memory for it'
+    assert refused > 600
 
 
 def test_files_without_checksums_and_of_the_old_format_are_read(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import pytest
@@ -96,6 +97,7 @@ def earlier(file):
     shutil.copy(file.with_name(file.name.replace('4', '2')), file)
 
 
+BARE = {'iter': 4, 'epoch': 0, 'optimizers': [], 'schedulers': []}
 NETWORK, STATE = 'models/net_g_4.pth', 'training_states/4.state'
 
 
@@ -108,8 +110,11 @@ NETWORK, STATE = 'models/net_g_4.pth', 'training_states/4.state'
         (NETWORK, earlier, 'net_g_4.pth is damaged, or of another run'),
         (STATE, lambda file: file.write_bytes(b''), 'cannot load .*4.state: it is damaged'),
         (STATE, lambda file: file.write_bytes(file.read_bytes()[:-30]), '4.state: it is damaged'),
-        (STATE, lambda file: flip(file, 700), '4.state: it is damaged .wrong checksum of'),
+        (STATE, lambda file: flip(file, 700), '4.state: it is damaged .wrong checksum'),
         (STATE, lambda file: torch.save([4], file), '4.state is not a training state'),
+        (STATE, lambda file: torch.save({'iter': 4, 'epoch': 0}, file), 'not a training state'),
+        (STATE, lambda file: torch.save({**BARE, 'files': [4]}, file), 'not a training state'),
+        (STATE, lambda file: torch.save({**BARE, 'files': {'a': 4}}, file), 'not a training state'),
         (STATE, earlier, '4.state is the state of iteration 2'),
         (STATE, lambda file: file.unlink() or file.mkdir(), 'no checkpoint file .*4.state'),
     ],
@@ -125,6 +130,7 @@ def test_auto_resume_takes_the_newest_whole_checkpoint(cut, name, damage, reason
     damage(folder / name)
     file, state = choose_state(opt, '--auto_resume')
     assert (file, state['iter']) == (str(folder / 'training_states/2.state'), 2)
+    assert re.search(reason, log_text(folder))
 
 
 @pytest.mark.parametrize('name', [NETWORK, STATE])
