@@ -25,6 +25,7 @@ _OWN_ARGUMENTS = {'groups', 'decay_norms'}
 _OF_SCHEDULERS = ('SequentialLR', 'ChainedScheduler')
 # Arguments of an optimizer that choose how it computes.
 _IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
+_TRAINED = 'trained_weight'  # in the state of a parameter that is evaluated at another place
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -84,10 +85,14 @@ def align_state(optimizers: Iterable[Optimizer]) -> None:
                     state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
+@torch.no_grad()
 def train_weights(optimizers: Iterable[Optimizer]) -> None:
     """Let networks have the weights that are trained."""
     for optimizer in filter(has_two_weights, optimizers):
         optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
+        for parameter, state in optimizer.state.items():
+            if _TRAINED in state:
+                parameter.copy_(state.pop(_TRAINED))
 
 
 @contextmanager
@@ -96,10 +101,13 @@ def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
 
     Schedule-free optimizers (Aaron Defazio et al., "The Road Less Scheduled", NeurIPS 2024,
     https://arxiv.org/abs/2405.15682) take gradients at other ones, and have ``train`` and ``eval``
-    to change between them.
+    to change between them. That rounds: the trained weights are kept in the optimizer's state, and
+    so in a training state that is saved within the block.
     """
     optimizers = list(optimizers)
     for optimizer in filter(has_two_weights, optimizers):
+        for parameter, state in optimizer.state.items():
+            state.setdefault(_TRAINED, parameter.detach().clone())
         optimizer.eval()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
