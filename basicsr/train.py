@@ -95,6 +95,9 @@ def train(
             that the training state has not seen.
     """
     logger = get_root_logger()
+    if opt['rank'] == 0:  # before a state is chosen: no other process adds or moves one then
+        claim_folder(opt['path']['experiments_root'])
+    begin = opt['path']['resume_state']
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
     resume_state = load_resume_state(opt, is_rollback=first_sample is not None)
     if resume_state and first_sample is not None:
@@ -115,7 +118,7 @@ def train(
         model.resume_training(resume_state)
     model.samples_seen = start
     writer = start_run(model, option_file, start_iter)
-    guard = Guard(model, writer, start_iter)
+    guard = Guard(model, writer, start_iter, begin)
     if resume_state:
         epoch = resume_state['epoch']
         logger.info('Resuming training from epoch: %d, iter: %d.', epoch, start_iter)
@@ -272,8 +275,6 @@ def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
     opt = model.opt
     path = opt['path']
     barrier()  # no rank is still reading what rank 0 is about to move or remove
-    if opt['rank'] == 0:
-        claim_folder(path['experiments_root'])
     if start_iter == 0:
         make_exp_dirs(opt)
     elif opt['rank'] == 0:

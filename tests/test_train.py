@@ -363,6 +363,24 @@ def test_a_run_that_cannot_be_built_leaves_the_earlier_one_alone(run, train_opt,
     assert [folder.name for folder in (tmp_path / 'experiments').glob('[!.]*')] == ['tiny']
 
 
+def test_what_another_process_saves_until_the_folder_is_free_is_gone_on_from(
+    run, train_opt, monkeypatch
+):
+    opt = train_opt(name='run')
+    other = run(train_opt(name='other', train__total_iter=4))
+    folder, claim = other.with_name('run'), basicsr.train.claim_folder
+
+    def wait_and_claim(name):
+        if not folder.exists():
+            other.rename(folder)
+        claim(name)
+
+    monkeypatch.setattr(basicsr.train, 'claim_folder', wait_and_claim)
+    run(opt, '--auto_resume')
+    assert 'Resuming training from epoch: 1, iter: 4' in log_text(folder)
+    assert [path.name for path in folder.parent.glob('run*')] == ['run'], 'none is moved aside'
+
+
 def test_a_validation_set_that_no_option_asks_for_is_named(run, train_opt):
     opt = train_opt()
     del opt['val']

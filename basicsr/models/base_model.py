@@ -113,7 +113,12 @@ class BaseModel:
 
     def _begin_checkpoints(self, options: Mapping[str, Any]) -> None:
         models = self.opt['path'].get('models', '')  # a test writes none
-        self.checkpoints = CheckpointSeries(models, options.get('keep_last'))
+        self.checkpoints = CheckpointSeries(
+            models,
+            options.get('keep_last'),
+            options.get('save_checkpoint_freq', 1),
+            (self.opt.get('train') or {}).get('total_iter'),
+        )
         self._network_suffix = f'.{options.get("checkpoint_format", "pth")}'
         if self._network_suffix == '.safetensors':
             require_safetensors()  # now, not at the first checkpoint

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from basicsr.utils.checkpoint import copy_to_cpu, save_checkpoint
+from basicsr.utils.checkpoint import copy_to_cpu, load_checkpoint, save_checkpoint
 from basicsr.utils.checkpoint_series import numbered_states
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info
 from basicsr.utils.logger import get_env_info
@@ -67,11 +67,12 @@ class Guard:
         model: The model that is trained.
         writer: Of the run's scalars, closed before a rollback.
         start_iter: Iterations that were made before.
+        begin: The training state that the run is to begin with, if any.
     """
 
-    def __init__(self, model: Any, writer: Any, start_iter: int = 0):
+    def __init__(self, model: Any, writer: Any, start_iter: int = 0, begin: str | None = None):
         self.model = model
-        self._start_iter = start_iter
+        self._start_iter, self._begin = start_iter, begin
         self.writer = writer
         self.watch = model.precision.watch
         self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
@@ -211,7 +212,7 @@ class Guard:
         if not newest:
             self._end(
                 f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
-                f'rollback). {_advice("rollback")}{kept}'
+                f'rollback; what a signal has saved does not count). {_advice("rollback")}{kept}'
             )
         self.writer.close()
         logger.warning('%s.%s', what, kept)
@@ -220,15 +221,17 @@ class Guard:
     def _newest_checkpoint(self) -> str:
         """The training state to go back to, '' without any.
 
-        One that a signal has added counts only without others: going back to it would make another
-        run than one that has met no signal. What the folder had before this run counts never.
+        One that a signal has added does not count: going back to it would make another run than
+        one that has met no signal. Nor does what the folder had before this run.
         """
-        path, every = self.model.opt['path'], self.model.opt['logger']['save_checkpoint_freq']
+        path = self.model.opt['path']
         begin, own = path['resume_state'], numbered_states(path['training_states'])
         if begin and Path(begin).resolve().parent != Path(path['training_states']).resolve():
             own = [state for state in own if int(state.stem) > self._start_iter]
-        regular = [state for state in own if int(state.stem) % every == 0]
-        return str((regular or own or [begin or ''])[-1])
+        regular = [state for state in own if self.model.checkpoints.is_regular(state)]
+        if not regular:  # by these options; others may have been those of before
+            regular = [state for state in own if load_checkpoint(state).get('regular', True)]
+        return str(regular[-1] if regular else self._begin or '')
 
     def _write(self, step: _Iteration, losses: dict[str, float], broken: list[str]) -> Path | None:
         """Keep the batch of an iteration in a file, unless there are enough of them."""

@@ -26,10 +26,19 @@ class CheckpointSeries:
     Args:
         models: Folder of the networks.
         keep_last: States to keep, with their networks; None keeps all.
+        every, last: After how many iterations, and after which one, a state is written. Others are
+            those that a signal adds.
     """
 
-    def __init__(self, models: str | Path, keep_last: int | None = None):
+    def __init__(
+        self,
+        models: str | Path,
+        keep_last: int | None = None,
+        every: int = 1,
+        last: int | None = None,
+    ):
         self._models, self._keep_last = Path(models), keep_last
+        self._every, self._last = every, last
         self._records: dict[str, dict[str, Any]] = {}
 
     def write(self, content: dict, path: Path) -> None:
@@ -42,13 +51,19 @@ class CheckpointSeries:
             return
         records, self._records = self._records, {}
         own = {n: r for n, r in records.items() if Path(n).stem.endswith(f'_{path.stem}')}
-        save_checkpoint({**content, 'files': own}, path)
+        save_checkpoint({**content, 'files': own, 'regular': self.is_regular(path)}, path)
         if self._keep_last is not None:
             states = [
                 file for file in numbered_states(path.parent) if _number(file) <= _number(path)
             ]
-            for state in states[: -self._keep_last]:
-                self._remove(state)
+            ranked = sorted(states, key=lambda file: (self.is_regular(file), _number(file)))
+            for state in ranked[: -self._keep_last]:
+                if state != path:
+                    self._remove(state)
+
+    def is_regular(self, state: Path) -> bool:
+        """Whether a run that meets no signal has this state."""
+        return _number(state) % self._every == 0 or _number(state) == self._last
 
     def _remove(self, state: Path) -> None:
         """Remove a state, and then the networks that are of no use without it."""

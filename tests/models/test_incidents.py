@@ -214,22 +214,63 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_later_samples(run, opt
     assert differences(end(back), end(by_hand)) == []
 
 
-def test_a_checkpoint_that_a_signal_has_added_changes_no_rollback(run, opt, poison, monkeypatch):
+@pytest.fixture
+def stopped_at(run, monkeypatch):
+    """Run until a signal comes in an iteration."""
+
+    def call(iteration, options):
+        make = SRModel.optimize_parameters
+
+        def signalled(self, current_iter):
+            make(self, current_iter)
+            if current_iter == iteration:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(SRModel, 'optimize_parameters', signalled)
+            run(options)
+
+    return call
+
+
+@pytest.mark.parametrize('keep_last', [None, 1])
+def test_a_checkpoint_that_a_signal_has_added_changes_no_rollback(
+    run, opt, poison, stopped_at, keep_last
+):
     poison(11)  # of iteration 6
-    more = {'logger__save_checkpoint_freq': 3, 'train__total_iter': 8}
-    whole = end(run(opt('rollback', name='whole', **more)), 8)
-    make = SRModel.optimize_parameters
-
-    def signalled(self, current_iter):
-        make(self, current_iter)
-        if current_iter == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(SRModel, 'optimize_parameters', signalled)
-        run(opt('rollback', name='cut', **more))
+    more = {'save_checkpoint_freq': 3, 'keep_last': keep_last}
+    more = {'train__total_iter': 8, **{f'logger__{key}': value for key, value in more.items()}}
+    whole = run(opt('rollback', name='whole', **more))
+    stopped_at(4, opt('rollback', name='cut', **more))
     cut = run(opt('rollback', name='cut', **more), '--auto_resume')
-    assert differences(whole, end(cut, 8)) == []
+    assert differences(end(whole, 8), end(cut, 8)) == []
+    if keep_last:
+        ours, theirs = (sorted(path.name for path in f.glob('*/*_[0-9]*')) for f in (cut, whole))
+        assert ours == theirs
+
+
+def test_a_checkpoint_that_a_signal_has_added_is_none_to_go_back_to(run, opt, poison, stopped_at):
+    """Without one of its own, a run goes back to the state it began with, or to none."""
+    begin = run(opt(name='first', train__total_iter=2)) / 'training_states/2.state'
+    poison(9, 11)  # of iterations 5 and 6
+    more = {'logger__save_checkpoint_freq': 8, 'train__total_iter': 7}
+    for name in ('whole', 'cut'):
+        options = opt('rollback', name=name, **more)
+        options['path'] = {'resume_state': str(begin)}
+        if name == 'cut':
+            stopped_at(4, options)
+        run(options, *['--auto_resume'] * (name == 'cut'))
+    folders = [begin.parents[2] / name for name in ('whole', 'cut')]
+    assert differences(*(end(folder, 7) for folder in folders)) == []
+
+    run(opt('rollback', name='other', logger__save_checkpoint_freq=4, train__total_iter=4))
+    folder = run(opt('rollback', name='other', **more), '--auto_resume')
+    text = ''.join(file.read_text() for file in folder.glob('*.log'))
+    assert 'other/training_states/4.state, and on with' in text, 'it is regular by the options of before'
+
+    stopped_at(4, opt('rollback', name='alone', **more))
+    with pytest.raises(FloatingPointError, match='no checkpoint yet to go back to'):
+        run(opt('rollback', name='alone', **more), '--auto_resume')
 
 
 def test_a_rollback_does_not_go_to_what_the_folder_had_before(run, opt, poison):

@@ -272,6 +272,16 @@ def test_states_of_later_iterations_are_not_counted(tmp_path):
     assert [file.stem for file in numbered_states(tmp_path)] == ['2', '3', '7', '8']
 
 
+def test_a_state_that_a_signal_adds_pushes_out_no_other(tmp_path):
+    """It goes when there are enough of the regular ones, of which the end of the run is one."""
+    series = CheckpointSeries(tmp_path, keep_last=2, every=3, last=10)
+    kept = []
+    for iteration in (2, 3, 4, 6, 8, 9, 10):
+        series.write({'iter': iteration}, tmp_path / f'{iteration}.state')
+        kept.append([int(file.stem) for file in numbered_states(tmp_path)])
+    assert kept == [[2], [2, 3], [3, 4], [3, 6], [3, 6, 8], [6, 9], [9, 10]]
+
+
 def test_a_file_that_cannot_be_removed_costs_a_warning(tmp_path, caplog):
     series = CheckpointSeries(tmp_path, keep_last=1)
     (tmp_path / '1.state').mkdir()
