@@ -182,7 +182,7 @@ def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> 
             raise RuntimeError(f'{type(state).__name__} instead of a state dict')
         start = 'features.'
         layers.load_state_dict(
-            {k[len(start) :]: v for k, v in state.items() if k.startswith(start)}
+            {k[len(start) :]: v for k, v in state.items() if str(k).startswith(start)}
         )
     except RuntimeError as error:
         raise ValueError(

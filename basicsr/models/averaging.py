@@ -20,6 +20,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
 from basicsr.utils.text import some
+from basicsr.utils.wrong_weights import why_unusable
 
 _LONGEST = 12**-0.5  # the length of g = 0, where all iterations weigh alike
 # A profile that is met worse, as a share of its norm, is another average than the one asked for.
@@ -148,7 +149,27 @@ def load_snapshot(models: str | Path, iteration: int) -> dict[str, Any]:
             f'train.posthoc_ema: no {file}. Its averages begin with the first iteration: put the '
             'file back, or leave the option out.'
         )
-    return load_checkpoint(file)
+    content = load_checkpoint(file)
+    if not _is_snapshot(content):
+        raise ValueError(f'{file} does not hold averages of train.posthoc_ema.')
+    return content
+
+
+def _is_snapshot(content: Any) -> bool:
+    if not isinstance(content, dict):
+        return False
+    lengths, averages, buffers = (content.get(key) for key in ('lengths', 'averages', 'buffers'))
+    return (
+        all(isinstance(value, list) for value in (lengths, averages, buffers))
+        and all(isinstance(length, int | float) for length in lengths)
+        and len(lengths) == len(averages) > 0
+        and all(isinstance(average, Mapping) for average in averages)
+        and all(
+            isinstance(value, Tensor) and not why_unusable(name, value)
+            for average in averages
+            for name, value in average.items()
+        )
+    )
 
 
 def write_averages(
@@ -175,7 +196,7 @@ def write_averages(
     models = Path(experiment) / 'models'
     files = _targets(Path(target), lengths)
     iterations = _iterations(models, iteration)
-    newest = load_checkpoint(snapshot_file(models, iterations[-1]))
+    newest = load_snapshot(models, iterations[-1])
     exponents = [exponent(length) for _ in iterations for length in newest['lengths']]
     ends = [end for end in iterations for _ in newest['lengths']]
     fits = [_fit(exponents, ends, length) for length in lengths]
@@ -260,7 +281,7 @@ def _add_up(
     ]
     for position, iteration in enumerate(iterations):
         file = snapshot_file(models, iteration)
-        snapshot = load_checkpoint(file)
+        snapshot = load_snapshot(models, iteration)
         if snapshot['lengths'] != newest['lengths'] or _shapes(snapshot) != _shapes(newest):
             raise ValueError(
                 f'{file} is of another network, or of other lengths, than that of iteration '

@@ -21,12 +21,14 @@ from basicsr.utils.checkpoint import (
     load_checkpoint,
     select_params,
     strip_wrapper_prefixes,
+    take_below_prefix,
 )
 from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import from_master, get_dist_info, master_only
 from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.safetensors_file import require_safetensors
 from basicsr.utils.text import some
+from basicsr.utils.wrong_weights import advice
 
 from .averaging import (
     PowerAverages,
@@ -507,7 +509,7 @@ class BaseModel:
         net = self.get_bare_model(net)
         state, used_key = select_params(load_checkpoint(load_path), param_key, load_path)
         own = net.state_dict()
-        state = strip_wrapper_prefixes(state, own)
+        state = take_below_prefix(strip_wrapper_prefixes(state, own), own, load_path)
         with open(load_path, 'rb') as file:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()[:8]
         logger.info(
@@ -517,19 +519,21 @@ class BaseModel:
             used_key,
             digest,
         )
-        problems = self._differences(own, state)
-        if strict:
-            try:
-                net.load_state_dict(state, strict=True)
-            except RuntimeError as error:
-                text = '; '.join(problems) or str(error).replace('\n', ' ')
-                advice = 'To load what fits, set path.strict_load_g (or _d) to false.'
-                if self.opt['path'].get('resume_state'):
-                    advice = 'A resume needs the network that was trained.'
-                raise ValueError(
-                    f'{load_path} does not fit {type(net).__name__}: {text}. {advice}'
-                ) from error
+        if not strict:
+            self._load_fitting(net, state, load_path)
             return
+        try:
+            net.load_state_dict(state, strict=True)
+        except RuntimeError as error:
+            text = '; '.join(self._differences(own, state)) or str(error).replace('\n', ' ')
+            raise ValueError(
+                f'{load_path} does not fit {type(net).__name__}: {text}. {self._advice(net, state)}'
+            ) from error
+
+    def _load_fitting(
+        self, net: nn.Module, state: Mapping[str, Tensor], load_path: str | Path
+    ) -> None:
+        own = net.state_dict()
         fitting = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
         logger.info(
             'Loaded %d of %d keys (%.0f %%).',
@@ -537,11 +541,24 @@ class BaseModel:
             len(own),
             100 * len(fitting) / max(len(own), 1),
         )
-        for problem in problems:
+        for problem in self._differences(own, state):
             logger.warning('Not loaded: %s', problem)
         if not fitting:
-            raise ValueError(f'{load_path} has nothing that fits {type(net).__name__}.')
+            raise ValueError(
+                f'{load_path} has nothing that fits {type(net).__name__}. '
+                f'{self._advice(net, state)}'
+            )
         net.load_state_dict(fitting, strict=False)
+
+    def _advice(self, net: nn.Module, state: Mapping[str, Tensor]) -> str:
+        """What to do about weights that do not fit a network of this model."""
+        if self.opt['path'].get('resume_state'):
+            return 'A resume needs the network that was trained.'
+        names = (name for name, other in self.trained_networks().items() if other is net)
+        label = next(names, 'net_g').removeprefix('net_').removesuffix('_ema')
+        options = self.opt.get(f'network_{label}') or {}
+        scale = options.get('upscale') or options.get('scale') or self.opt.get('scale')
+        return advice(net.state_dict(), state, label, scale)
 
     @staticmethod
     def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
@@ -620,7 +637,19 @@ class BaseModel:
         return {kind: [_type_of(part) for part in parts] for kind, parts in kinds.items()}
 
     def resume_training(self, resume_state: Mapping[str, Any]) -> None:
-        """Continue optimizers, schedules and records from a training state."""
+        """Continue optimizers, schedules and records from a training state.
+
+        Raises:
+            ValueError: It is of another kind of run.
+        """
+        try:
+            self._resume(resume_state)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+            reason = f'{type(error).__name__}: {error}'
+            raise ValueError(f'the training state has what no run saves ({reason}).') from error
+        self.load_extra_state(resume_state)
+
+    def _resume(self, resume_state: Mapping[str, Any]) -> None:
         for kind in ('optimizers', 'schedulers'):
             if len(resume_state[kind]) != len(getattr(self, kind)):
                 raise ValueError(
@@ -661,7 +690,6 @@ class BaseModel:
         if self.power_averages is not None:
             models = folder_of_networks(self.opt['path'])
             self.power_averages.load_state_dict(load_snapshot(models, resume_state['iter']))
-        self.load_extra_state(resume_state)
 
     def drop_later_files(self, iteration: int) -> None:
         """Take out of the run's folder what a run that goes on at an iteration makes again.

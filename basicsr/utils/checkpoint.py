@@ -3,13 +3,14 @@
 import errno
 import hashlib
 import io
+import itertools
 import logging
 import os
 import re
 import shutil
 import struct
 import zipfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy, deepcopy
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from .misc import atomic_path
 from .safetensors_file import as_safetensors, read_safetensors
-from .text import sizeof_fmt
+from .text import sizeof_fmt, some
+from .wrong_weights import why_no_state_dict, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +95,9 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
 
 
 def _check_space(content: dict, path: Path) -> None:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(content)}
-    needed = sum(storage.nbytes() for storage in storages.values())
+    dense = (tensor for tensor in tensors_in(content) if tensor.layout == torch.strided)
+    storages = [tensor.untyped_storage() for tensor in dense]
+    needed = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
     usage = shutil.disk_usage(path.parent)
     if usage.total > 0 and usage.free < needed:  # some network drives tell nothing
         raise OSError(
@@ -104,13 +107,13 @@ def _check_space(content: dict, path: Path) -> None:
         )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 class BackgroundSaver:
@@ -302,6 +305,38 @@ def strip_wrapper_prefixes(
     return state_dict
 
 
+def take_below_prefix(
+    state_dict: Mapping[str, Any], expected: Container[str], path: str | Path
+) -> Mapping[str, Any]:
+    """Of a state dict in which all ``expected`` names begin with more, the part that is meant.
+
+    So are written networks that are parts of something larger (``net_g.conv.weight``), and those of
+    torch's AveragedModel, beside ``n_averaged``. A warning says what is taken.
+
+    Raises:
+        ValueError: There are several such parts.
+    """
+    if any(name in expected for name in state_dict):
+        return state_dict
+    ends = [(name, dot.end()) for name in state_dict for dot in re.finditer(r'\.', name)]
+    counts = Counter(name[:end] for name, end in ends if name[end:] in expected)
+    prefixes = [prefix for prefix, count in counts.items() if count == max(counts.values())]
+    if not prefixes:
+        return state_dict
+    if len(prefixes) > 1:
+        raise ValueError(
+            f'{path} holds several such networks, below the names {some(prefixes)}: write the one '
+            'you mean to a file of its own.'
+        )
+    (prefix,) = prefixes
+    found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    logger.warning(
+        'Loading: of %s the names that begin with %s are taken, without that; %d others are not.',
+        *(path, prefix, len(state_dict) - len(found)),
+    )
+    return found
+
+
 def select_params(content: Any, param_key: str | None, path: str | Path) -> tuple:
     """Find the state dict in a checkpoint file: (state dict, key used or None).
 
@@ -309,7 +344,7 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
     ``params``, ``state_dict``; else the file must be a bare state dict.
 
     Raises:
-        ValueError: None of these is there.
+        ValueError: None of these is there, or it has tensors that no network takes.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
@@ -319,15 +354,21 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
         if key != param_key and param_key is not None:
             logger.warning(
                 'Loading: %s has no key %s; using %s (it has: %s).',
-                path,
-                param_key,
-                key,
-                ', '.join(content),
+                *(path, param_key, key, some(list(map(str, content)))),
             )
-        return states[key], key
-    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        return content, None
-    raise ValueError(
-        f"{path} has no key '{param_key}' and is not a bare state dict; its keys are "
-        f'{", ".join(map(str, content))}. Set path.param_key_* to one of them.'
-    )
+        return _tensors_alone(states[key], path), key
+    if not states and any(isinstance(value, Tensor) for value in content.values()):
+        return _tensors_alone(content, path), None
+    raise ValueError(f'{path} {why_no_state_dict(content, param_key)}')
+
+
+def _tensors_alone(state: Mapping[Any, Any], path: str | Path) -> Mapping[str, Tensor]:
+    """The state dict without what is no tensor, such as a number of steps: a warning names it."""
+    others = [str(name) for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        logger.warning('Loading: %s has no tensors as %s, which are left out.', path, some(others))
+        state = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    reason = next(filter(None, itertools.starmap(why_unusable, state.items())), '')
+    if reason:
+        raise ValueError(f'{path} holds {reason}.')
+    return state

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .agreement import check_file_of_all
-from .checkpoint import check_archive, load_checkpoint, save_checkpoint
+from .checkpoint import check_archive, load_checkpoint, save_checkpoint, tensors_in
 from .dist_util import from_master, get_dist_info
 from .misc import folder_of_networks, get_time_str, network_file
 from .text import sizeof_fmt
@@ -190,10 +190,13 @@ def _is_state(content: Any) -> bool:
     files = content.get('files', {})
     return (
         all(isinstance(content.get(key), int) for key in ('iter', 'epoch'))
-        and all(isinstance(content.get(key, 0), int) for key in ('manual_seed', 'samples'))
+        and all(isinstance(content.get(key, 0), int) for key in ('manual_seed', 'samples', 'batch'))
         and all(isinstance(content.get(key), list) for key in ('optimizers', 'schedulers'))
         and isinstance(files, dict)
-        and all(isinstance(r, dict) and {'size', 'sha256'} <= r.keys() for r in files.values())
+        and all(isinstance(record, dict) for record in files.values())
+        and all(isinstance(record.get('size'), int) for record in files.values())
+        and all(isinstance(record.get('sha256'), str) for record in files.values())
+        and not any(tensor.is_meta or tensor.is_quantized for tensor in tensors_in(content))
     )
 
 

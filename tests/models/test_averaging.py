@@ -278,3 +278,20 @@ def test_a_resume_from_earlier_drops_averages_of_weights_that_are_given_up(run, 
     run({**opt, 'train': {**opt['train'], 'total_iter': 3}}, '--auto_resume')
     names = sorted(file.name for file in (folder / 'models').glob('averages_*.pth'))
     assert names == ['averages_2.pth', 'averages_3.pth']
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        4,
+        {'params': {'w': torch.ones(2)}},
+        {'lengths': [0.05], 'averages': [{'w': None}], 'buffers': []},
+        {'lengths': [0.05], 'averages': [{0: torch.ones(2)}], 'buffers': []},
+        {'lengths': [0.05], 'averages': [{'w': torch.ones(2, device='meta')}], 'buffers': []},
+    ],
+)
+def test_a_file_without_averages_is_refused(tmp_path, content):
+    (tmp_path / 'models').mkdir()
+    torch.save(content, tmp_path / 'models/averages_5.pth')
+    with pytest.raises(ValueError, match='averages_5.pth does not hold averages of train.posthoc'):
+        write_averages(tmp_path, [0.05], tmp_path / 'x.pth')

@@ -340,6 +340,13 @@ def test_states_hold_tensors_and_plain_values_only(run, train_opt):
     assert kinds(checkpoint(folder, 'net_g_6.pth')) <= {str, dict, OrderedDict, torch.Tensor}
 
 
+def test_sparse_tensors_are_written_too(tmp_path):
+    """They have no storage whose size could be asked for."""
+    content = {'params': {'a': torch.eye(3).to_sparse()}}
+    save_checkpoint(content, tmp_path / 'x.pth')
+    assert torch.equal(load_checkpoint(tmp_path / 'x.pth')['params']['a'].to_dense(), torch.eye(3))
+
+
 # ---------------------------------------------------------------------------- layouts
 
 

@@ -97,6 +97,7 @@ def earlier(file):
     shutil.copy(file.with_name(file.name.replace('4', '2')), file)
 
 
+EMPTY = torch.ones(2, device='meta')
 BARE = {'iter': 4, 'epoch': 0, 'optimizers': [], 'schedulers': []}
 NETWORK, STATE = 'models/net_g_4.pth', 'training_states/4.state'
 
@@ -114,6 +115,7 @@ NETWORK, STATE = 'models/net_g_4.pth', 'training_states/4.state'
         (STATE, lambda file: torch.save([4], file), '4.state is not a training state'),
         (STATE, lambda file: torch.save({'iter': 4, 'epoch': 0}, file), 'not a training state'),
         (STATE, lambda file: torch.save({**BARE, 'files': [4]}, file), 'not a training state'),
+        (STATE, lambda file: torch.save({**BARE, 'swa': EMPTY}, file), 'not a training state'),
         (STATE, lambda file: torch.save({**BARE, 'files': {'a': 4}}, file), 'not a training state'),
         (STATE, earlier, '4.state is the state of iteration 2'),
         (STATE, lambda file: file.unlink() or file.mkdir(), 'no checkpoint file .*4.state'),
@@ -164,6 +166,22 @@ def test_a_named_state_that_is_damaged_or_lacks_a_network_is_an_error(cut, run):
         run(dict(opt, name='next'))
     (folder / NETWORK).unlink()
     with pytest.raises(FileNotFoundError, match='no checkpoint file .*net_g_4.pth'):
+        run(dict(opt, name='next'))
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'optimizers': [{0: None}]}, "has what no run saves .KeyError: 'param_groups'"),
+        ({'optimizers': [None]}, 'has what no run saves .TypeError'),
+        ({'types': {4: 5}}, 'has what no run saves .TypeError'),
+    ],
+)
+def test_a_state_that_no_run_has_written_is_refused_in_a_line(cut, run, change, message):
+    folder, opt = cut()
+    torch.save({**checkpoint(folder, '4.state'), **change}, folder / STATE)
+    opt['path'] = {'resume_state': str(folder / STATE)}
+    with pytest.raises(ValueError, match=message):
         run(dict(opt, name='next'))
 
 

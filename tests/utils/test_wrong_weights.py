@@ -1,0 +1,135 @@
+"""Files of weights that are not of the network: one line says what they are and what to do."""
+
+import pytest
+import torch
+from runs import differences
+from torch.optim.swa_utils import AveragedModel
+
+from basicsr.archs import build_network
+from basicsr.models.base_model import BaseModel
+
+ONE = torch.ones(2, 3)
+
+
+def compact(scale=4, **options):
+    return build_network({'type': 'SRVGGNetCompact', 'num_feat': 4, 'upscale': scale, **options})
+
+
+def edsr(scale, **options):
+    size = {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 3}
+    return build_network({'type': 'EDSR', 'upscale': scale, **size, **options})
+
+
+def rrdb(scale):
+    size = {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 1, 'num_grow_ch': 2}
+    return build_network({'type': 'RRDBNet', 'scale': scale, **size})
+
+
+def discriminator(kind, **options):
+    return build_network({'type': kind, 'num_in_ch': 3, 'num_feat': 4, **options})
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a file with that content into a network, as the one with that label."""
+    path = {'models': str(tmp_path)}
+    model = BaseModel({'num_gpu': 0, 'is_train': True, 'dist': False, 'path': path, 'scale': 4})
+
+    def call(net, content, label='g', **options):
+        torch.save(content, tmp_path / 'x.pth')
+        setattr(model, f'net_{label}', net)
+        model.load_network(net, tmp_path / 'x.pth', **options)
+
+    return call
+
+
+# ---------------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize(
+    ('change', 'said'),
+    [
+        (lambda s: {**s, 'step': 3}, 'has no tensors as step, which are left out'),
+        (lambda s: {'params': {**s, 'step': None}}, 'has no tensors as step, which are left out'),
+        (lambda s: {**s, 4: 5, None: None}, 'has no tensors as 4, None, which'),
+        (lambda s: {4: 5, 'state_dict': s}, r'it has: 4, state_dict'),
+        (
+            lambda s: {'state_dict': {f'net_g.{k}': v for k, v in s.items()} | {'net_d.a': ONE}},
+            'begin with net_g. are taken, without that; 1 others are not',
+        ),
+    ],
+)
+def test_what_is_beside_the_weights_is_named_and_left_out(load, change, said, caplog):
+    net, other = compact(), compact()
+    load(net, change(other.state_dict()))
+    assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
+    assert said in caplog.text
+
+
+def test_the_average_that_torch_makes_is_read(load, caplog):
+    """Its names begin with ``module.``, and there is ``n_averaged`` beside them."""
+    net, other = compact(), compact()
+    load(net, AveragedModel(other).state_dict())
+    assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
+    assert 'begin with module. are taken, without that; 1 others' in caplog.text
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ({'params': {0: ONE, 'w': ONE}}, 'the name 0, and the names of weights are texts'),
+        ({'w': ONE.to('meta')}, 'w on the meta device, without values'),
+        ({'w': torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8)}, 'w quantized: save what'),
+        ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
+        ({'params': {}}, 'It holds no weights'),
+        ({f'layer_{i}': i for i in range(900)}, 'layer_4 and 895 more. It holds no weights'),
+        ({'net': {'w': ONE}, 'epoch': 3}, 'keys are net, epoch. Set path.param_key_. to net'),
+        ({'epoch': 0, 'iter': 4, 'optimizers': []}, 'is a training state, .* models/net_g_4.pth'),
+        ({'lengths': [0.05], 'averages': [{'w': ONE}]}, 'with basicsr average'),
+        ({'a.body.0.bias': ONE, 'b.body.0.bias': ONE}, 'several such networks, .* a., b.: write'),
+    ],
+)
+@pytest.mark.parametrize('strict', [True, False])
+def test_a_file_without_weights_for_a_network_is_named_in_a_line(load, content, message, strict):
+    with pytest.raises(ValueError, match=message) as caught:
+        load(compact(), content, strict=strict)
+    assert len(str(caught.value).replace('\n', ' ')) < 500
+
+
+@pytest.mark.parametrize('strict', [True, False])
+@pytest.mark.parametrize('kind', ['UNetDiscriminatorSN', 'VGGStyleDiscriminator'])
+def test_a_discriminator_is_none_to_load_in_part(load, kind, strict):
+    message = f'a {kind}, a discriminator: path.pretrain_network_g needs one of this network'
+    with pytest.raises(ValueError, match=message) as caught:
+        load(compact(), {'params': discriminator(kind).state_dict()}, strict=strict)
+    assert 'strict_load' not in str(caught.value)
+
+
+def test_advice_names_the_option_of_the_network_that_is_loaded(load):
+    net, other = (discriminator('VGGStyleDiscriminator', input_size=n) for n in (128, 256))
+    with pytest.raises(ValueError, match='strict_load_d to false to load the 60 of 60'):
+        load(net, {'params': other.state_dict()}, label='d')
+    with pytest.raises(ValueError, match=r'another network: path\.pretrain_network_d'):
+        load(net, {'params': compact().state_dict()}, label='d')
+
+
+@pytest.mark.parametrize(
+    ('net', 'other', 'message'),
+    [
+        (compact(4), compact(2), 'for x2: take one for x4'),
+        (compact(4), compact(3), 'for x3: take one for x4'),
+        (rrdb(4), rrdb(2), 'for x2: take one for x4'),  # the first layer differs
+        (edsr(4), edsr(2), 'for another scale: take one for x4'),
+        (edsr(4), edsr(3), 'for another scale: take one for x4'),
+        (edsr(4), edsr(4, num_feat=6), 'Make network_g as it was when that was trained; or set'),
+    ],
+)
+def test_weights_for_another_scale_are_named(load, net, other, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        load(net, {'params': other.state_dict()})
+    own, state = net.state_dict(), other.state_dict()
+    count = sum(name in own and own[name].shape == value.shape for name, value in state.items())
+    assert f'false to load the {count} of {len(own)} that fit' in str(caught.value)
