@@ -95,9 +95,13 @@ def make_averages(arguments: list[str]) -> None:
 
 
 def replay_incident(arguments: list[str]) -> None:
-    """``basicsr replay experiments/NAME/incidents/FILE.pt [--weights FILE.pth]``."""
+    """``basicsr replay experiments/NAME/incidents/FILE.pt -opt options/NAME.yml``."""
     parser = argparse.ArgumentParser(prog='basicsr replay', description=replay_incident.__doc__)
     parser.add_argument('incident', help='file of a run, see train.on_nonfinite')
+    parser.add_argument('-opt', required=True, metavar='FILE', help='option file of the run')
+    parser.add_argument(
+        '--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='as in the training'
+    )
     parser.add_argument(
         '--weights', help='of net_g; default: the last checkpoint of the run before the incident'
     )
@@ -107,7 +111,7 @@ def replay_incident(arguments: list[str]) -> None:
         from basicsr.replay import replay
         from basicsr.utils.text import printable
 
-        lines = replay(args.incident, args.weights, root)
+        lines = replay(args.incident, args.opt, args.weights, root, args.force_yml)
         sys.stdout.write(printable('\n'.join([*lines, ''])))
 
     run(write, Path.cwd())

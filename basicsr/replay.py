@@ -1,9 +1,11 @@
-"""Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``."""
+"""Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``.
 
-import json
-import shlex
+The folder of a run may come from a stranger: it gives the batch and the weights. Which code is
+imported is said by the option file on the command line alone.
+"""
+
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from basicsr.models import build_model
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.misc import check_resume
-from basicsr.utils.options import parse_args, parse_options
+from basicsr.utils.options import parse_options
 from basicsr.utils.rng import seed_all
 from basicsr.utils.text import some
 
@@ -21,11 +23,18 @@ _NAMED = 5  # layers and parameters of each kind
 _LEFT_OUT = ('compile', 'checkpoint_activations', 'sharding', 'clip_grad_norm', 'clip_grad_value')
 
 
-def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
+def replay(
+    incident: str,
+    option_file: str,
+    weights: str | None,
+    root_path: Path,
+    force_yml: Sequence[str] = (),
+) -> list[str]:
     """Make the step of an incident, and say in lines which numbers are not finite.
 
     Args:
-        incident: File in ``experiments/NAME/incidents``; the option file is the one of that folder.
+        incident: File in ``experiments/NAME/incidents``.
+        option_file: The one of the run, with which ``force_yml`` is as in the training.
         weights: Of ``net_g``; default: the last checkpoint before the incident, else those that the
             run began with.
         root_path: Parent of ``experiments/``.
@@ -34,9 +43,12 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
     if path.parent.name != 'incidents' or not _is_incident(content):
         raise ValueError(
             f'{incident} is not a file of experiments/NAME/incidents: it is replayed where the run '
-            'has put it, with the option file of the folder above.'
+            'has put it, with the weights of the folder above.'
         )
-    model, begin = _build(path.parents[1], content, weights, root_path)
+    sys.argv = ['basicsr replay', '-opt', option_file]
+    sys.argv += ['--force_yml', *force_yml] if force_yml else []
+    opt, _ = parse_options(root_path, is_train=True)
+    model, begin = _build(opt, path.parents[1], content, weights)
     unknown = content['batch'].keys() - set(model.batch_tensors)
     if unknown:
         raise ValueError(
@@ -60,7 +72,7 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
         model.optimize_parameters(content['iter'])
     except (AttributeError, RuntimeError) as error:
         raise ValueError(
-            f'{incident}: its batch does not fit the model of {path.parents[1]}, as if it were of '
+            f'{incident}: its batch does not fit the model of {option_file}, as if it were of '
             f'another run: {error}'
         ) from error
     lines += [f'{name}: {value:.4e}' for name, value in model.get_current_log().items()]
@@ -76,11 +88,11 @@ def replay(incident: str, weights: str | None, root_path: Path) -> list[str]:
 
 def _is_incident(content: Any) -> bool:
     kinds: dict[str, type] = dict.fromkeys(('iter', 'rank', 'manual_seed'), int)
-    kinds |= dict.fromkeys(('samples', 'plugins', 'not_finite'), list)
+    kinds |= dict.fromkeys(('samples', 'not_finite'), list)
     return (
         isinstance(content, dict)
         and all(isinstance(content.get(key), kind) for key, kind in kinds.items())
-        and all(isinstance(name, str) for name in content['not_finite'] + content['plugins'])
+        and all(isinstance(name, str) for name in content['not_finite'])
         and content.get('amp') in (None, 'bf16', 'fp16')
         and isinstance(content.get('batch'), dict)
         and all(isinstance(value, Tensor) for value in content['batch'].values())
@@ -88,22 +100,8 @@ def _is_incident(content: Any) -> bool:
     )
 
 
-def _build(folder: Path, content: dict, weights: str | None, root: Path) -> tuple[Any, str]:
+def _build(opt: dict, folder: Path, content: dict, weights: str | None) -> tuple[Any, str]:
     """The model of a run as it was before an incident, and what its weights are called."""
-    files = sorted(folder.glob('*.yml'), key=lambda file: file.stat().st_mtime)
-    copies = [(f, f.read_text(encoding='utf-8', errors='replace').splitlines()) for f in files]
-    copies = [(f, lines) for f, lines in copies if len(lines) > 3 and lines[1] == '# CMD:']
-    if not copies:
-        raise FileNotFoundError(f'no copy of the option file in {folder}.')
-    file, (_, _, command, *_) = copies[-1]
-    forced = parse_args(shlex.split(command.removeprefix('# '))[1:]).force_yml
-    forced += [f'plugins={json.dumps(content["plugins"])}']
-    sys.argv = [
-        'basicsr replay',
-        *('-opt', str(file)),
-        *('--force_yml', *forced),
-    ]
-    opt, _ = parse_options(root, is_train=True)
     opt['manual_seed'] = content['manual_seed']
     opt['train'].update(dict.fromkeys(_LEFT_OUT), amp=content['amp'], on_nonfinite='stop')
     saved = [file.stem.rpartition('_')[2] for file in (folder / 'models').glob('net_g_*.*')]

@@ -1,7 +1,10 @@
 """Files from strangers run no code: neither through a call of ours, nor through what they hold."""
 
 import ast
+import io
 import pickle
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,12 @@ from runs import log_text
 
 from basicsr.archs.vgg_arch import VGGFeatureExtractor
 from basicsr.cli import _message_for_users
+from basicsr.data.paired_tar_dataset import _read
 from basicsr.data.samplers import build_sampler
 from basicsr.models.averaging import write_averages
 from basicsr.models.optimization import build_optimizer
 from basicsr.utils.checkpoint import load_checkpoint
+from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import import_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,3 +213,49 @@ def test_a_wrong_size_of_a_network_ends_in_a_message(run, train_opt):
     message = _message_for_users(error.value)
     assert message and message.startswith('RuntimeError: Trying to create tensor')
     assert "while building arch 'SRVGGNetCompact' from {" in message
+
+
+@pytest.mark.parametrize(
+    'compiled',
+    [{'options': {'cpp.cxx': ['touch']}}, {'backend': 'own:compiler'}, {'mode': 'x'}, {'name': 1}],
+)
+def test_the_compiler_is_given_no_options_that_name_programs(run, train_opt, compiled):
+    with pytest.raises(ValueError, match=r'train\.compile'):
+        run(train_opt(train__compile=compiled))
+
+
+@pytest.mark.parametrize('option', [{'dir': '/etc'}, {'settings': {'x_executable': 'touch'}}])
+def test_wandb_is_given_no_folder_and_no_settings(run, train_opt, option):
+    with pytest.raises(ValueError, match=rf'logger\.wandb\.{next(iter(option))}: unknown key'):
+        run(train_opt(logger__wandb={'project': 'x', **option}))
+
+
+@pytest.mark.parametrize(
+    'option', [{'readonly': False}, {'lock': True}, {'writemap': True}, {'map_size': 2**33}]
+)
+def test_reading_a_database_does_not_write_to_it(tmp_path, option):
+    folder = shutil.copytree(ROOT / 'tests/golden/lmdb/lq.lmdb', tmp_path / 'lq.lmdb')
+    before = {file.name: file.stat().st_size for file in folder.iterdir()}
+    with pytest.raises(ValueError, match='io_backend: .* an LMDB is only read here'):
+        FileClient('lmdb', db_paths=str(folder), **option)
+    FileClient('lmdb', db_paths=str(folder), readahead=True, max_readers=4).get('x')
+    assert {file.name: file.stat().st_size for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize('kind', ['sparse', 'large'])
+def test_a_file_in_a_shard_is_bounded_before_it_takes_memory(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr('basicsr.data.paired_tar_dataset._MOST_BYTES', 10**6)
+    shard = tmp_path / 'x.tar'
+    with tarfile.open(shard, 'w', format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo('0.gt.png')
+        if kind == 'sparse':
+            member.pax_headers = {
+                **{'GNU.sparse.major': '0', 'GNU.sparse.minor': '1', 'GNU.sparse.name': '0.gt.png'},
+                **{'GNU.sparse.size': str(2**31), 'GNU.sparse.map': f'0,0,{2**31},0'},
+            }
+            tar.addfile(member)
+        else:
+            member.size = 10**6 + 1
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(ValueError, match=r'0\.gt\.png claims [\d,]+ bytes.*an image has at most'):
+        list(_read([str(shard)]))

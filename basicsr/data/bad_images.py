@@ -112,5 +112,7 @@ class BadImages:
     def _read(self, file: Path) -> None:
         """Take in what other processes have written."""
         if file.exists():
-            for row in read_rows(file):
-                self._known.setdefault(row['path'] or row['reason'], row['sample'])
+            for row in read_rows(file, 'sample'):
+                name = row.get('path') or row.get('reason')
+                if isinstance(name, str):
+                    self._known.setdefault(name, row['sample'])

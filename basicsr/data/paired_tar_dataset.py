@@ -20,6 +20,7 @@ from basicsr.utils.text import some
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
 
+_MOST_BYTES = 2**29  # of a file in a shard; memory for it is taken at once
 _OF_FOLDERS = (
     *('dataroot_gt', 'dataroot_lq', 'io_backend', 'meta_info_file', 'filename_tmpl', 'recursive'),
 )
@@ -170,15 +171,37 @@ def _count_pairs(shard: str) -> int:
 
 def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
     """The files of each pair: their contents by suffix, the common ``__key__``, the ``__url__``."""
-    from webdataset import WebDataset  # pyright: ignore[reportAttributeAccessIssue] (it is there)
+    from webdataset.tariterators import group_by_keys, url_opener
 
     # Neither ranks nor workers share the shards out: the loader does, by the sample.
-    plain = {'shardshuffle': False, 'nodesplitter': None, 'workersplitter': None}
+    opened = url_opener({'url': shard} for shard in shards)
     try:
-        yield from WebDataset(shards, empty_check=False, **plain)
+        yield from group_by_keys(file for shard in opened for file in _files(shard))
     except (tarfile.TarError, ValueError, OSError) as error:
         reason = re.sub(r'\s+', ' ', str(error))[:300]
         raise ValueError(f'cannot read the shards {some(shards)}: {reason}') from error
+
+
+def _files(shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The files of an open shard, for ``group_by_keys``.
+
+    Raises:
+        ValueError: A file claims more than an image may have, or holes that a file need not have.
+    """
+    with tarfile.open(fileobj=shard['stream'], mode='r|*') as tar:
+        for member in tar:
+            tar.members = []  # it would keep all of them
+            if not member.isreg():
+                continue
+            if member.issparse() or member.size > _MOST_BYTES:
+                raise ValueError(
+                    f'{shard["url"]}: {member.name} claims {member.size:,} bytes'
+                    f'{" with holes" if member.issparse() else ""}; an image has at most '
+                    f'{_MOST_BYTES:,}, and no holes.'
+                )
+            content = tar.extractfile(member)
+            assert content is not None  # of a regular file
+            yield {'fname': member.name, 'data': content.read(), '__url__': shard['url']}
 
 
 def _shuffled(items: Iterable, size: int, order: random.Random) -> Iterator:

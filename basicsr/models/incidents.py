@@ -176,7 +176,10 @@ class Guard:
         what = (
             f'Iteration {step.number}: not finite: {", ".join(broken) or "a loss of another rank"}'
         )
-        kept = f' The batch is kept: basicsr replay {file or self.folder / "FILE"}'
+        option_file = self.model.opt.get('option_file', 'FILE.yml')
+        kept = (
+            f' The batch is kept: basicsr replay {file or self.folder / "FILE"} -opt {option_file}'
+        )
         if self.watch.policy == 'skip' and '' not in step.found:
             self.watch.skipped += 1
             self.watch.in_a_row += 1
@@ -247,7 +250,6 @@ class Guard:
             'iter': step.number,
             'rank': rank,
             'manual_seed': self.model.opt['manual_seed'],
-            'plugins': self.model.opt['plugins'],  # absolute; the option file may move
             'amp': self.model.precision.amp,
             'samples': list(range(first, step.samples_seen, world_size)),
             **step.about,

@@ -42,7 +42,7 @@ def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
         return
     try:
         module.compile(**(options if isinstance(options, Mapping) else {}))
-    except (TypeError, RuntimeError) as error:
+    except (LookupError, TypeError, RuntimeError) as error:
         reason = str(error).partition('\n')[0]
         raise ValueError(
             f'train.compile: {options} are no arguments of torch.compile: {reason}'

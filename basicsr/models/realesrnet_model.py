@@ -17,8 +17,7 @@ from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.img_process_util import USMSharp
-from basicsr.utils.logger import read_rows
-from basicsr.utils.misc import atomic_path
+from basicsr.utils.logger import keep_rows
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
 from basicsr.utils.registry import MODEL_REGISTRY
 
@@ -225,10 +224,7 @@ class BlindDegradation(BaseModel):
         """Also the recipes of later samples, of all ranks that there have been."""
         super().drop_later_files(iteration)
         for file in Path(self.opt['path']['experiments_root']).glob('recipes_*.jsonl'):
-            kept = [row for row in read_rows(file) if row['sample'] < self.samples_seen]
-            text = ''.join(f'{json.dumps(row)}\n' for row in kept)
-            with atomic_path(file) as temporary:
-                temporary.write_text(text, encoding='utf-8')
+            keep_rows(file, 'sample', lambda row: row['sample'] < self.samples_seen)
 
 
 @MODEL_REGISTRY.register(suffix='basicsr')

@@ -118,7 +118,7 @@ def _caption(scores: Mapping[str, float]) -> str:
 def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
     """Draw losses, scores and learning rates of a ``metrics.jsonl``; False if it has none."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for row in read_rows(metrics_file):
+    for row in read_rows(metrics_file, 'iter'):
         for tag, value in row.items():
             if value is not None and (tag.startswith(('losses/', 'metrics/')) or _is_rate(tag)):
                 curves[tag].append((row['iter'], value))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .lmdb_check import check_lmdb
+from .text import some
 
+_READING_OPTIONS = ('max_readers', 'max_spare_txns', 'subdir')
 # Size and modification time, in ns.
 Stamp = tuple[int, int]
 
@@ -78,7 +80,11 @@ class LmdbBackend(BaseStorageBackend):
     Args:
         db_paths: Folder of a database, or a list of them.
         client_keys: A name for each.
-        readonly, lock, readahead: As in ``lmdb.open``. Other keywords go there too.
+        readonly, lock: Only reading without lock files is possible here.
+        readahead, max_readers, max_spare_txns, subdir: As in ``lmdb.open``.
+
+    Raises:
+        ValueError: An option would write, or is another one.
     """
 
     def __init__(
@@ -99,7 +105,14 @@ class LmdbBackend(BaseStorageBackend):
         self.db_paths = {
             key: str(Path(path).resolve()) for key, path in zip(keys, paths, strict=True)
         }
-        self._options = {'readonly': readonly, 'lock': lock, 'readahead': readahead, **kwargs}
+        others = [name for name in kwargs if name not in _READING_OPTIONS]
+        if not readonly or lock or others:
+            wrong = 'readonly: false' if not readonly else 'lock: true' if lock else some(others)
+            raise ValueError(
+                f'io_backend: {wrong}: an LMDB is only read here, so options that write to it are '
+                f'refused; there are readahead, {", ".join(_READING_OPTIONS)}.'
+            )
+        self._options = {'readonly': True, 'lock': False, 'readahead': readahead, **kwargs}
 
     def get(self, filepath: str | Path, client_key: str = 'default') -> bytes | None:
         """Value of the key ``filepath``; None if the database has no such key."""

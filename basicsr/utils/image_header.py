@@ -170,9 +170,7 @@ def _read_tiff(content: bytes) -> dict[int, _Field]:
     whole = max(min(end, len(content)) - first, 0) // entry.size * entry.size
     entries = entry.iter_unpack(content[first : first + whole])
     for index, (tag, kind, count) in enumerate(entries):
-        if (
-            tag not in _TAGS or tag in fields
-        ):  # of a tag that is there twice libtiff takes the first
+        if tag not in _TAGS or tag in fields:  # of one that is there twice libtiff takes the first
             continue
         size, place = _SIZES.get(kind, 0), first + (index + 1) * entry.size - word
         if size * count > word:

@@ -4,11 +4,12 @@ import datetime
 import json
 import logging
 import math
+import shutil
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from .dead_worker import why_worker_died
 from .dist_util import get_dist_info
-from .misc import atomic_path, mkdir_and_rename
+from .misc import atomic_path, get_time_str, mkdir_and_rename
 from .text import printable
 
 logger = logging.getLogger(__name__)
@@ -296,14 +297,16 @@ class JsonlWriter(_RowWriter):
     def __init__(self, path: str | Path, resume_iter: int = 0):
         super().__init__()
         self.path = Path(path)
-        kept = []
+
+        def is_kept(row: dict[str, Any]) -> bool:
+            is_validation = any(key.startswith('metrics/') for key in row)
+            return row['iter'] <= resume_iter - is_validation
+
         if resume_iter and self.path.exists():
-            for row in read_rows(self.path):
-                validation = any(key.startswith('metrics/') for key in row)
-                if row['iter'] <= resume_iter - validation:
-                    kept.append(json.dumps(row) + '\n')
-        with atomic_path(self.path) as temporary:
-            temporary.write_text(''.join(kept), encoding='utf-8')
+            keep_rows(self.path, 'iter', is_kept)
+        else:
+            with atomic_path(self.path) as temporary:
+                temporary.write_text('', encoding='utf-8')
 
     def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
         """Images have their own files."""
@@ -315,12 +318,41 @@ class JsonlWriter(_RowWriter):
             file.write(json.dumps(row) + '\n')
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``, without the half a line that a killed run may end with."""
-    rows = []
-    for line in Path(path).read_text(encoding='utf-8').splitlines():
-        with suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
+def read_rows(path: str | Path, number: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, without the half a line that a killed run may end with.
+
+    Args:
+        number: A key that every row has, with a whole number; lines that have none are damaged.
+    """
+    return [row for row in _parsed_rows(path, number) if row is not None]
+
+
+def keep_rows(path: Path, number: str, is_kept: Callable[[dict[str, Any]], bool]) -> None:
+    """Leave some rows out of a file; if it is damaged, a copy of it stays beside it.
+
+    Args:
+        number: As of ``read_rows``.
+    """
+    rows = _parsed_rows(path, number)
+    damaged = sum(row is None for row in rows[:-1])  # a killed run may leave half of the last line
+    if damaged:
+        copy = path.with_name(f'{path.stem}_damaged_{get_time_str()}{path.suffix}')
+        shutil.copy2(path, copy)
+        logger.warning('%s: %d lines are damaged and left out; as it was: %s', path, damaged, copy)
+    kept = (json.dumps(row) + '\n' for row in rows if row is not None and is_kept(row))
+    with atomic_path(path) as temporary:
+        temporary.write_text(''.join(kept), encoding='utf-8')
+
+
+def _parsed_rows(path: str | Path, number: str | None) -> list[dict[str, Any] | None]:
+    """The rows of a file of JSON lines; None for a damaged one."""
+    rows: list[dict[str, Any] | None] = []
+    for line in Path(path).read_bytes().splitlines():
+        row = None
+        with suppress(ValueError):
+            row = json.loads(line)
+        is_row = isinstance(row, dict) and (number is None or type(row.get(number)) is int)
+        rows.append(row if is_row else None)
     return rows
 
 
@@ -375,7 +407,8 @@ class WandbWriter(_RowWriter):
             raise ImportError(
                 'logger.wandb needs: pip install wandb (or remove logger.wandb.project)'
             ) from error
-        options = dict(opt['logger']['wandb'])
+        given = opt['logger']['wandb'].items()
+        options = {key: value for key, value in given if value is not None}
         run_id = options.pop('resume_id', None)
         folder = Path(opt['path'].get('experiments_root') or opt['path']['results_root'])
         id_file = folder / 'wandb_run_id.txt'

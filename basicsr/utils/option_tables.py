@@ -290,6 +290,21 @@ class MixingOptions(Section):
     cutmix: MixOptions | None = Field(None, description='rectangles of another sample')
 
 
+class CompileOptions(Section):
+    """Keys of ``train.compile``: arguments of ``torch.compile`` that run no other program."""
+
+    refusal = 'unknown key; there are backend, mode, fullgraph and dynamic'
+
+    backend: Literal['inductor', 'eager', 'aot_eager', 'cudagraphs'] = Field(
+        'inductor', description='what makes code of the graphs'
+    )
+    mode: (
+        Literal['default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs'] | None
+    ) = Field(None, description="of inductor; ~: 'default'")
+    fullgraph: bool = Field(False, description='refuse networks that are not one graph')
+    dynamic: bool | None = Field(None, description='one program for all sizes; ~: where they vary')
+
+
 class TrainOptions(Section):
     """Keys of ``train``."""
 
@@ -315,8 +330,8 @@ class TrainOptions(Section):
         None, description='autocast precision of the step; ~: float32'
     )
     tf32: bool | None = Field(None, description="TF32 on the GPU; ~: torch's default")
-    compile: bool | dict[str, Any] = Field(
-        False, description='torch.compile the trained networks; or its arguments'
+    compile: bool | CompileOptions = Field(
+        False, description='torch.compile the trained networks; or how'
     )
     channels_last: bool | Literal['auto'] = Field(
         False, description='memory layout of networks and images; auto: the first step measures'
@@ -361,9 +376,13 @@ class ValOptions(Section):
 
 
 class WandbOptions(Section):
-    """Keys of ``logger.wandb``; others go to ``wandb.init`` as they are."""
+    """Keys of ``logger.wandb``, those of ``wandb.init`` that name no program and no folder."""
 
-    also_known = 'entity mode group tags notes job_type dir save_code settings name'
+    also_known = 'entity mode name group job_type tags notes save_code'
+    refusal = (
+        'unknown key; there are project, resume_id, entity, mode, name, group, job_type, tags, '
+        'notes and save_code; the environment variables of wandb set others'
+    )
 
     project: str | None = Field(None, description='~: no wandb')
     resume_id: str | None = Field(None, description='run to go on with; ~: the one of the folder')

@@ -192,10 +192,10 @@ class _OptionFile:
                 continue
             missing = table.known() - set(section)
             close = difflib.get_close_matches(str(key), missing, n=1, cutoff=0.85)
-            if table.refusal:
-                self._add(key_path, table.refusal)
-            elif close and is_strict:
+            if close and (is_strict or table.refusal):
                 self._add(key_path, f"unknown key; did you mean '{close[0]}'?")
+            elif table.refusal:
+                self._add(key_path, table.refusal)
 
     def _is_users(self, path: KeyPath) -> bool:
         """Whether a section is read by a class of the user's, which may know other keys."""
@@ -309,6 +309,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
     opt['rank'], opt['world_size'] = get_dist_info()
     opt['root_path'] = str(root_path)
     opt['is_train'], opt['auto_resume'] = is_train, args.auto_resume
+    opt['option_file'] = args.opt
     names = [dataset['name'] or key for key, dataset in opt['datasets'].items() if key != 'train']
     if len(set(names)) < len(names):
         raise OptionError(f'{args.opt}: datasets share a name: {", ".join(names)}; change one.')

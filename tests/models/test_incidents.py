@@ -455,9 +455,8 @@ def test_an_incident_is_replayed(run, opt, poison, tmp_path, monkeypatch, capsys
     with pytest.raises(FloatingPointError):
         run(options)
     (file,) = (tmp_path / 'experiments/bad/incidents').iterdir()
-    (tmp_path / 'elsewhere').mkdir()
-    monkeypatch.chdir(tmp_path / 'elsewhere')
-    monkeypatch.setattr('sys.argv', ['basicsr', 'replay', str(file)])
+    options = str(tmp_path / 'bad.yml')
+    monkeypatch.setattr('sys.argv', ['basicsr', 'replay', str(file), '-opt', options])
     cli.main()
     out = capsys.readouterr().out
     assert 'iteration 5, rank 0, samples [8, 9]' in out
@@ -477,15 +476,39 @@ def test_of_other_weights_and_other_files_replay_speaks_plainly(run, opt, poison
         run(opt(name='bad'))
     folder = tmp_path / 'experiments/bad'
     (file,) = (folder / 'incidents').iterdir()
-    assert 'the weights that the run began with' in replay(str(file), None, tmp_path)[1]
+    options = str(tmp_path / 'bad.yml')
+    assert 'the weights that the run began with' in replay(str(file), options, None, tmp_path)[1]
     weights = run(opt(name='good', train__total_iter=1)) / 'models/net_g_1.pth'
-    assert str(weights) in replay(str(file), str(weights), tmp_path)[1]
+    assert str(weights) in replay(str(file), options, str(weights), tmp_path)[1]
     content = torch.load(file, weights_only=True)
     content['batch']['lq'].zero_()
     torch.save(content, file)
-    assert 'Now all is finite' in replay(str(file), None, tmp_path)[-1]
+    assert 'Now all is finite' in replay(str(file), options, None, tmp_path)[-1]
     with pytest.raises(ValueError, match='is not a file of'):
-        replay(str(weights), None, tmp_path)
+        replay(str(weights), options, None, tmp_path)
+
+
+def test_the_folder_of_an_incident_names_no_code(run, opt, poison, tmp_path):
+    """Neither the file's list of plug-ins nor a copied option file is obeyed."""
+    from basicsr.replay import replay
+
+    poison(3)
+    with pytest.raises(
+        FloatingPointError, match=rf'basicsr replay .*\.pt -opt {tmp_path}/bad\.yml'
+    ):
+        run(opt(name='bad'))
+    folder = tmp_path / 'experiments/bad'
+    (file,) = (folder / 'incidents').iterdir()
+    (tmp_path / 'hostile').mkdir()
+    (tmp_path / 'hostile/bad_arch.py').write_text("open('marker', 'w')")
+    content = torch.load(file, weights_only=True)
+    torch.save(content | {'plugins': [str(tmp_path / 'hostile')]}, file)
+    copy = folder / 'bad.yml'
+    lines = copy.read_text().splitlines()
+    lines[2] = f'# train.py -opt bad.yml --force_yml plugins=[{tmp_path}/hostile]'
+    copy.write_text('\n'.join(lines))
+    assert replay(str(file), str(tmp_path / 'bad.yml'), None, tmp_path)
+    assert not (tmp_path / 'marker').exists()
 
 
 def test_the_file_of_a_blind_degradation_has_its_whole_recipe(run, opt, poison, tmp_path):

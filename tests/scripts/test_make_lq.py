@@ -106,9 +106,9 @@ def test_bit_depth_and_channels_are_kept(channels, dtype, tmp_path):
 def test_sizes_that_do_not_fit_are_cropped_if_the_cropped_images_can_be_kept(tmp_path, capsys):
     img, fits = noise(7, 9, 3), noise(6, 4, 3)
     gt = write(write(tmp_path / 'gt', 'a.png', img), 'b.tif', fits)
-    with pytest.raises(ValueError, match=r'a.png has 9 x 7 pixels.*--gt-output'):
+    with pytest.raises(ValueError, match=r'a.png has 9 x 7 pixels.*--gt-output\), and --resume'):
         run(gt, tmp_path / 'lq')
-    run(gt, tmp_path / 'lq', gt_output=tmp_path / 'cropped', overwrite=True)
+    run(gt, tmp_path / 'lq', gt_output=tmp_path / 'cropped', resume=True)  # as it says
     assert 'cropped to 8 x 6' in capsys.readouterr().err
     assert np.array_equal(read(tmp_path / 'cropped' / 'a.png'), img[:6, :8])
     assert np.array_equal(read(tmp_path / 'cropped' / 'b.png'), fits)

@@ -504,3 +504,17 @@ def test_the_error_of_a_dead_loader_process_gets_through_a_log_line(tmp_path, mo
             patch.setattr(handler.formatter, 'format', die)
             with pytest.raises(RuntimeError, match='pid 7'):
                 root.info('a line')
+
+
+@pytest.mark.parametrize('damage', [b'\xff', b'}', b'[3]\n', b'{"iter": "x"}\n'])
+def test_a_damaged_line_of_the_metrics_is_set_aside_at_a_resume(run, train_opt, damage):
+    folder = run(train_opt(train__total_iter=4))
+    whole = (folder / 'metrics.jsonl').read_bytes()
+    (folder / 'metrics.jsonl').write_bytes(damage + whole)
+    run(train_opt(), '--auto_resume')
+    assert {row['iter'] for row in rows(folder)} == (
+        {2, 3, 4, 5, 6} | ({1} if b'\n' in damage else set())
+    )
+    (copy,) = folder.glob('metrics_damaged_*.jsonl')
+    assert copy.read_bytes() == damage + whole
+    assert 'metrics.jsonl: 1 lines are damaged and left out; as it was:' in log_text(folder)
