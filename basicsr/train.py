@@ -282,6 +282,7 @@ def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
             Path(path[key]).mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(path['experiments_root'])
         model.drop_later_files(start_iter)
+        model.checkpoints.prune(path['training_states'], start_iter)
     note_launcher(path['experiments_root'])
     barrier()  # none writes before that is done
     if opt['rank'] == 0:

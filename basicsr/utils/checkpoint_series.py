@@ -52,27 +52,38 @@ class CheckpointSeries:
         records, self._records = self._records, {}
         own = {n: r for n, r in records.items() if Path(n).stem.endswith(f'_{path.stem}')}
         save_checkpoint({**content, 'files': own, 'regular': self.is_regular(path)}, path)
-        if self._keep_last is not None:
-            states = [
-                file for file in numbered_states(path.parent) if _number(file) <= _number(path)
-            ]
-            ranked = sorted(states, key=lambda file: (self.is_regular(file), _number(file)))
-            for state in ranked[: -self._keep_last]:
-                if state != path:
-                    self._remove(state)
+        self.prune(path.parent, _number(path))
 
     def is_regular(self, state: Path) -> bool:
         """Whether a run that meets no signal has this state."""
         return _number(state) % self._every == 0 or _number(state) == self._last
 
-    def _remove(self, state: Path) -> None:
-        """Remove a state, and then the networks that are of no use without it."""
-        networks = self._models.glob(f'net_*_{state.stem}.*')
-        try:
-            for file in (state, *networks):
+    def prune(self, folder: str | Path, iteration: int) -> None:
+        """Remove the states up to an iteration that are not to be kept, and their networks.
+
+        Networks without a state go too: a process that was killed meanwhile has left them.
+
+        Args:
+            folder: Of the states.
+        """
+        if self._keep_last is None:
+            return
+        states = [file for file in numbered_states(folder) if _number(file) <= iteration]
+        ranked = sorted(states, key=lambda file: (self.is_regular(file), _number(file)))
+        gone = [file for file in ranked[: -self._keep_last] if _number(file) != iteration]
+        kept = {file.stem for file in states} - {file.stem for file in gone}
+        networks = [
+            file
+            for file in self._models.glob('net_*_*.*')
+            if (number := file.stem.rpartition('_')[2]).isdigit()
+            and number not in kept
+            and int(number) <= iteration
+        ]
+        for file in (*gone, *networks):  # states first: they are of no use without networks
+            try:
                 file.unlink(missing_ok=True)
-        except OSError as error:  # the run itself has what it needs
-            logger.warning('logger.keep_last: cannot remove %s: %s', state, error)
+            except OSError as error:  # the run itself has what it needs
+                logger.warning('logger.keep_last: cannot remove %s: %s', file, error.strerror)
 
 
 def numbered_states(folder: str | Path) -> list[Path]:

@@ -54,6 +54,8 @@ def make_exp_dirs(opt: dict) -> Path | None:
     """Make the folders of a fresh run; returns where an earlier run of this name was moved to."""
     path = opt['path']
     root = Path(path['experiments_root' if opt['is_train'] else 'results_root'])
+    if root.is_dir() and not root.is_symlink():
+        remove_stale_temporaries(root)
     archive = mkdir_and_rename(root)
     for key in ('models', 'training_states', 'visualization'):
         if key in path:

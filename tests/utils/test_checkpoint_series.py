@@ -307,6 +307,33 @@ def test_a_file_that_cannot_be_removed_costs_a_warning(tmp_path, caplog):
     assert 'keep_last: cannot remove' in caplog.text
 
 
+@pytest.mark.parametrize('left', ['2.state', 'net_g_2.pth'])
+def test_what_a_kill_has_left_of_a_removal_goes_at_the_next_one(tmp_path, left):
+    series = CheckpointSeries(tmp_path, keep_last=1)
+    (tmp_path / left).write_bytes(b'')
+    series.write({'params': {}}, tmp_path / 'net_g_4.pth')
+    series.write({'iter': 4}, tmp_path / '4.state')
+    assert names(tmp_path) == ['4.state', 'net_g_4.pth']
+
+
+def test_what_a_kill_has_left_goes_when_a_finished_run_is_resumed(run, train_opt):
+    folder = run(train_opt(logger__keep_last=1))
+    for name in ('training_states/4.state', 'models/net_g_2.pth'):
+        (folder / name).write_bytes(b'')
+    (folder / 'models/net_g_best.pth').write_bytes(b'')
+    run(train_opt(logger__keep_last=1), '--auto_resume')
+    assert names(folder / 'training_states') == ['6.state']
+    assert names(folder / 'models') == ['net_g_6.pth', 'net_g_best.pth', 'net_g_latest.pth']
+
+
+def test_a_run_that_is_moved_aside_keeps_no_temporaries(run, train_opt, tmp_path):
+    temporary = run(train_opt()) / 'models/.net_g_2.pth.1-1.tmp'
+    temporary.write_bytes(b'')
+    run(train_opt())
+    (archive,) = (tmp_path / 'experiments').glob('tiny_archived_*')
+    assert not list(archive.rglob('.*.tmp'))
+
+
 # ---------------------------------------------------------------------------- the best
 
 
