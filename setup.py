@@ -21,12 +21,12 @@ setup(
     python_requires='>=3.11',
     install_requires=(here / 'requirements.txt').read_text().split(),
     extras_require={
-        'safetensors': ['safetensors>=0.4'],
-        'schedule-free': ['schedulefree>=1.4'],
-        'tar': ['webdataset>=1'],
+        'safetensors': ['safetensors>=0.5.0'],
+        'schedule-free': ['schedulefree>=1.4.1'],
+        'tar': ['webdataset>=1.0.2'],
         'test': [
             *('pytest>=8', 'pytest-xdist>=3.6', 'ruff>=0.14', 'setuptools>=77'),
-            *('safetensors>=0.4', 'schedulefree>=1.4', 'webdataset>=1'),
+            *('safetensors>=0.5.0', 'schedulefree>=1.4.1', 'webdataset>=1.0.2'),
         ],
         'docs': ['sphinx>=8', 'myst-parser>=4', 'furo>=2024.8'],
     },

@@ -15,13 +15,14 @@ from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
+from basicsr.run.data_checks import try_metrics
 from basicsr.run.option_checks import check_components, check_unread
-from basicsr.run.size_checks import try_metrics
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import get_env_info, get_root_logger
 from basicsr.utils.misc import atomic_path, get_time_str, make_exp_dirs
 from basicsr.utils.options import dict2str, parse_options
+from basicsr.utils.text import some
 
 
 def test_pipeline(root_path: str | Path) -> None:
@@ -31,7 +32,8 @@ def test_pipeline(root_path: str | Path) -> None:
         root_path: Parent of ``results/``.
 
     Raises:
-        ValueError: The option file names no weights, and does not say that this is meant.
+        ValueError: The option file names no weights, and does not say that this is meant; or some
+            images have no result, of which the others are written and scored.
     """
     opt, _ = parse_options(root_path, is_train=False)
     check_components(opt)
@@ -60,8 +62,12 @@ def test_pipeline(root_path: str | Path) -> None:
     barrier()
     get_root_logger(log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log')
     if not opt['val']['save_img']:
-        logger.warning('val.save_img is false: images are scored, but not written.')
-    results = {}
+        logger.warning(
+            'val.save_img is false: images are scored, but not written.'
+            if opt['val']['metrics']
+            else 'val.save_img is false, and val.metrics is empty: this test makes nothing.'
+        )
+    results, failed = {}, []
     for loader in loaders:
         name = loader.dataset.opt['name']
         logger.info('Testing %s...', name)
@@ -69,12 +75,16 @@ def test_pipeline(root_path: str | Path) -> None:
         results[name] = {
             'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
+            'failed': dict(getattr(model, 'failed_images', {})),
         }
+        failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]
     if opt['rank'] == 0:
         logger.info('%s', results_table(results))
         write_results(opt, results)
         logger.info('Results are in %s', path['results_root'])
     barrier()
+    if failed:
+        raise ValueError(f'{len(failed)} images have no result: {some(failed)}')
 
 
 def results_table(results: dict[str, Any]) -> str:

@@ -28,8 +28,8 @@ from basicsr.models import build_model
 from basicsr.models.incidents import Guard, with_rollbacks
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
+from basicsr.run.data_checks import look_through, try_metrics, try_training_batches
 from basicsr.run.option_checks import check_components, check_unread
-from basicsr.run.size_checks import try_metrics, try_training_batches
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.bottleneck import DataWait
 from basicsr.utils.checkpoint import BackgroundSaver
@@ -113,6 +113,7 @@ def train(
     model = build_model(opt)
     check_unread(opt)
     try_training_batches(model, train_loader)
+    look_through(opt, val_loaders)
     try_metrics(opt, val_loaders)
     if resume_state:
         model.resume_training(resume_state)

@@ -1,6 +1,7 @@
 """The test pipeline: names, scores, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import cv2
 import pytest
@@ -8,6 +9,7 @@ import torch
 from runs import log_text
 
 from basicsr.archs import build_network
+from basicsr.utils.registry import ARCH_REGISTRY
 
 NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
 
@@ -101,3 +103,72 @@ def test_gt_that_is_a_little_larger_is_cut_and_named(run, test_opt, tmp_path, im
     cv2.imwrite(f'{gt}/0000.png', cv2.copyMakeBorder(img, 0, 4, 0, 0, cv2.BORDER_REPLICATE))
     with pytest.raises(ValueError, match=r'0000\.png \(105x67.*is not 4 times LQ .*\(25x16\)'):
         run(test_opt, pipeline='test')
+
+
+class Broken(torch.nn.Module):
+    """A network that gives numbers that are not finite for dark images."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        result = self.weight * x.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        return result / (x.mean() > 0.1)
+
+
+@pytest.fixture
+def broken(test_opt, image_pairs, monkeypatch):
+    """A test of three images, the middle one of which a network cannot restore, or nobody read."""
+    monkeypatch.setitem(ARCH_REGISTRY._obj_map, 'Broken', Broken)
+    gt, lq = (Path(folder) for folder in image_pairs('broken', 3, (24, 28)))
+
+    def make(kind):
+        for folder in (gt, lq):
+            cv2.imwrite(str(folder / '0001.png'), 0 * cv2.imread(str(folder / '0001.png')))
+        if kind == 'unreadable':
+            (lq / '0001.png').write_bytes(b'x')
+        dataset = {'type': 'PairedImageDataset', 'dataroot_gt': str(gt), 'dataroot_lq': str(lq)}
+        test_opt['datasets'] = {'test': dataset}
+        test_opt['network_g'], test_opt['path'] = {'type': 'Broken'}, {'random_weights': True}
+        return test_opt
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ('kind', 'reason'), [('dark', 'values that are not finite'), ('unreadable', 'cannot read')]
+)
+def test_an_image_without_a_result_is_named_and_the_others_are_scored(
+    run, broken, tmp_path, kind, reason
+):
+    with pytest.raises(ValueError, match=rf'1 images have no result: test/0001 \(.*{reason}'):
+        run(broken(kind), pipeline='test')
+    folder = tmp_path / 'results/check'
+    result = json.loads((folder / 'results.json').read_text())['sets']['test']
+    assert list(result['images']) == ['0000', '0002']
+    assert list(result['failed']) == ['0001'] and reason in result['failed']['0001']
+    scores = [scores['psnr'] for scores in result['images'].values()]
+    assert result['metrics']['psnr'] == pytest.approx(sum(scores) / 2)
+    assert sorted(file.name[:4] for file in folder.rglob('*.png')) == ['0000', '0002']
+
+
+def test_a_test_that_makes_nothing_says_so(run, test_opt):
+    test_opt['val'] = {'save_img': False}
+    assert 'val.metrics is empty: this test makes nothing' in log_text(
+        run(test_opt, pipeline='test')
+    )
+
+
+@pytest.mark.parametrize('key', [None, 'params_ema'])
+def test_weights_that_were_averaged_are_told_of_where_others_are_tested(
+    run, test_opt, tmp_path, capsys, key
+):
+    state = build_network(NET).state_dict()
+    torch.save({'params': state, 'params_ema': state}, tmp_path / 'net.pth')
+    if key:
+        test_opt['path']['param_key_g'] = key
+    run(test_opt, pipeline='test')
+    text = capsys.readouterr().err
+    assert f'with param key: [{key or "params"}] (also there: ' in text
+    assert ('path.param_key_g: params_ema tests those' in text) is (key is None)

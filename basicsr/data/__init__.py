@@ -19,7 +19,7 @@ from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
-from .bad_images import MOST_ATTEMPTS, BadImages
+from .bad_images import MOST_ATTEMPTS, BadImages, ReportedDataset, collate_reported
 from .batch_memory import BatchMemory
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
@@ -132,7 +132,8 @@ def build_dataloader(
             f'be trained on, not used in datasets.{phase}.'
         )
     else:
-        options.update(batch_size=1, shuffle=False)
+        dataset = ReportedDataset(dataset)
+        options.update(batch_size=1, shuffle=False, collate_fn=collate_reported)
     if phase == 'train' and prefetch:
         # A thread without worker processes would share its random generators with the step.
         workers = max(workers, 1)

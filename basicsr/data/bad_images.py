@@ -1,4 +1,4 @@
-"""Training on while some images cannot be used: ``datasets.train.on_error``."""
+"""Unreadable images: training with others in their place, validations that report them."""
 
 import errno
 import json
@@ -7,8 +7,10 @@ import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
+from torch.utils.data import Dataset, default_collate
 
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
@@ -116,3 +118,45 @@ class BadImages:
                 name = row.get('path') or row.get('reason')
                 if isinstance(name, str):
                     self._known.setdefault(name, row['sample'])
+
+
+class BadItem(dict):
+    """What a loader of a validation gives in place of an image that cannot be read.
+
+    It has ``error``, the reason; a loop that takes it for a batch meets the error of the image.
+    """
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(self['error'])
+
+
+class ReportedDataset(Dataset):
+    """A dataset whose images that cannot be read are items of the class BadItem.
+
+    Attributes of the dataset inside are reached through it.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            if isinstance(error, IndexError) or not is_bad_data(error):
+                raise
+            path = str(getattr(error, 'filename', None) or '')
+            return BadItem(error=str(error) or type(error).__name__, path=path)
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def collate_reported(items: list) -> Any:
+    """A batch of one item of a ReportedDataset."""
+    return items[0] if isinstance(items[0], BadItem) else default_collate(items)

@@ -507,18 +507,27 @@ class BaseModel:
             ValueError: The file is damaged, does not fit (strict), or has nothing that fits.
         """
         net = self.get_bare_model(net)
-        state, used_key = select_params(load_checkpoint(load_path), param_key, load_path)
+        content = load_checkpoint(load_path)
+        state, used_key = select_params(content, param_key, load_path)
+        others = [k for k, v in content.items() if k != used_key and isinstance(v, Mapping)]
         own = net.state_dict()
         state = take_below_prefix(strip_wrapper_prefixes(state, own), own, load_path)
         with open(load_path, 'rb') as file:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()[:8]
         logger.info(
-            'Loading %s model from %s, with param key: [%s]. (sha256 %s…)',
+            'Loading %s model from %s, with param key: [%s]%s. (sha256 %s…)',
             type(net).__name__,
             load_path,
             used_key,
+            f' (also there: {", ".join(others)})' if others and used_key else '',
             digest,
         )
+        if not self.is_train and used_key == 'params' and 'params_ema' in others:
+            logger.warning(
+                '%s also has the averaged weights, which validate while they are trained: '
+                'path.param_key_g: params_ema tests those.',
+                load_path,
+            )
         if not strict:
             self._load_fitting(net, state, load_path)
             return

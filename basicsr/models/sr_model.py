@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from basicsr.archs import build_network
 from basicsr.data import gpus_per_process, shard
+from basicsr.data.bad_images import BadItem
 from basicsr.data.data_util import image_name
 from basicsr.data.progressive import Schedule
 from basicsr.losses import build_loss
@@ -29,7 +31,7 @@ from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
-from basicsr.utils.text import did_you_mean
+from basicsr.utils.text import did_you_mean, some
 from basicsr.utils.watchdog import note
 
 from .averaging import PowerAverages
@@ -49,6 +51,19 @@ logger = logging.getLogger(__name__)
 _OWN_LOSSES = ('pix', 'percep', 'style', 'gan', 'ldl')
 
 
+@dataclass
+class _Result:
+    """An image of a validation on its way from the network to its scores."""
+
+    index: int
+    name: str
+    visuals: Mapping[str, Tensor] = field(default_factory=dict)
+    path: str | None = None
+    images: dict[str, np.ndarray] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    problem: str = ''
+
+
 @MODEL_REGISTRY.register()
 class SRModel(BaseModel):
     """A network ``net_g`` from LQ to GT, and with ``train.ema_decay`` its average ``net_g_ema``.
@@ -56,6 +71,7 @@ class SRModel(BaseModel):
     Attributes:
         lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
         image_results: Of the last validation: scores per image, by image name.
+        failed_images: Of the last validation: why images have no result, by image name.
         panels: Of the last validation of each set: the first images, as (h, w, c) BGR uint8 arrays.
         loss_prefix: What the names of this network's losses begin with in the log.
         needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` has to be given.
@@ -73,6 +89,8 @@ class SRModel(BaseModel):
         self.print_network(self.net_g)
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
         self.image_results: dict[str, dict[str, float]] = {}
+        self.failed_images: dict[str, str] = {}
+        self._undefined: set[str] = set()  # metrics of which an image has none, told once
         self.panels: list[dict[str, Any]] = []
         self._gpu = torch.cuda.current_device() if self.device.type == 'cuda' else None
         if self.is_train:
@@ -435,9 +453,14 @@ class SRModel(BaseModel):
 
         hide_bar = rank > 0 or not val_opt.get('pbar', False)
 
-        def restored() -> Iterator[tuple[int, str, Mapping[str, Tensor], str | None]]:
+        def restored() -> Iterator[_Result]:
             for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
                 note('validation')
+                index = rank + position * world_size
+                if isinstance(data, BadItem):
+                    name = image_name(data['path'], dataset_opt) if data['path'] else f'#{index}'
+                    yield _Result(index, name, problem=data['error'])
+                    continue
                 name = image_name(data['lq_path'][0], dataset_opt)
                 path = self._image_path(dataset_name, name, current_iter) if save_img else None
                 if hasattr(self, 'gt'):
@@ -447,32 +470,42 @@ class SRModel(BaseModel):
                 visuals = self.get_current_visuals()
                 # Nothing of this image stays on the device while the next one is restored.
                 del self.lq, self.output
-                yield rank + position * world_size, name, visuals, path
+                yield _Result(index, name, visuals, path)
 
-        scores = []
+        rows = []
         threads = min(4, os.cpu_count() or 1)
-        for index, name, images, values in map_in_order(self._finish_image, restored(), threads):
-            scores.append((index, name, values))
-            if shown < val_opt.get('log_images', 0):
-                panel = {'set': dataset_name, 'name': name, **images, 'metrics': values}
-                self.panels.append(panel)
+        for result in map_in_order(self._finish_image, restored(), threads):
+            rows.append((result.index, result.name, result.scores, result.problem))
+            if not result.problem and shown < val_opt.get('log_images', 0):
+                about = {'set': dataset_name, 'name': result.name, 'metrics': result.scores}
+                self.panels.append({**about, **result.images})
                 shown += 1
 
-        scores = sorted(gather_lists(scores))
-        self.image_results = {name: values for _, name, values in scores}
-        self._finish_validation([v for _, _, v in scores], dataset_name, current_iter, tb_logger)
+        rows = sorted(gather_lists(rows))
+        self.image_results = {name: scores for _, name, scores, problem in rows if not problem}
+        self.failed_images = {name: problem for _, name, _, problem in rows if problem}
+        self._finish_validation(
+            list(self.image_results.values()), dataset_name, current_iter, tb_logger
+        )
 
-    def _finish_image(
-        self, result: tuple[int, str, Mapping[str, Tensor], str | None]
-    ) -> tuple[int, str, dict[str, Any], dict[str, float]]:
+    def _finish_image(self, result: '_Result') -> '_Result':
         """Turn the tensors of one result into images, write and score them; runs in a thread."""
-        index, name, visuals, path = result
+        if result.problem:
+            return result
         if self.device.type == 'cuda':  # a thread begins with the first GPU
             torch.cuda.set_device(self._gpu)
-        images = {key: tensor2img([value]) for key, value in visuals.items()}
-        if path is not None:
-            imwrite(images['result'], path)
-        return index, name, images, self.score_images(images, name)
+        visuals, result.visuals = result.visuals, {}
+        if not visuals['result'].isfinite().all():
+            result.problem = 'the network gives values that are not finite'
+            return result
+        result.images = {key: tensor2img([value]) for key, value in visuals.items()}
+        if result.path is not None:
+            imwrite(result.images['result'], result.path)
+        try:
+            result.scores = self.score_images(result.images, result.name)
+        except AssertionError as error:  # images of unlike shapes
+            result.problem = str(error)
+        return result
 
     def _image_path(self, dataset_name: str, name: str, current_iter: int | str) -> str:
         folder = Path(self.opt['path']['visualization'])
@@ -496,13 +529,19 @@ class SRModel(BaseModel):
                 continue
             try:
                 values[metric] = float(calculate_metric(data, options))
-            except (AssertionError, TypeError, ValueError) as error:
-                raise ValueError(f'metric {metric} of image {name}: {error}') from error
+            except AssertionError as error:
+                raise AssertionError(f'metric {metric} of image {name}: {error}') from error
+            except ValueError as error:  # such as an image that is too small for it
+                values[metric] = math.nan
+                reason = f': {error}'
             except Exception as error:
                 error.add_note(f'while computing the metric {metric} of image {name}')
                 raise
-            if math.isnan(values[metric]):
-                logger.warning('Metric %s of image %s is NaN.', metric, name)
+            else:
+                reason = '.'
+            if math.isnan(values[metric]) and metric not in self._undefined:
+                self._undefined.add(metric)
+                logger.warning('Metric %s of image %s is NaN%s', metric, name, reason)
         return values
 
     def _finish_validation(
@@ -514,8 +553,22 @@ class SRModel(BaseModel):
     ) -> None:
         """Average the scores over the images, keep the best ones, and log them."""
         self.metric_results = {}
-        for metric in self.opt['val'].get('metrics') or {}:
-            values = [values[metric] for values in scores if metric in values]
+        metrics = self.opt['val'].get('metrics') or {}
+        if self.failed_images:
+            self._report_failures(dataset_name)
+            # A mean without them is not that of the other validations, nor a best one.
+            metrics = {} if self.is_train else metrics
+        for metric in metrics:
+            given = [values[metric] for values in scores if metric in values]
+            values = [value for value in given if not math.isnan(value)]
+            if len(values) < len(given):
+                undefined = len(given) - len(values)
+                logger.info(
+                    '%s: NaN for %d of %d images, which are left out.',
+                    *(metric, undefined, len(given)),
+                )
+            if given and not values:
+                continue
             if not values:
                 if scores:
                     logger.info('No GT: %s, which compares with it, is left out.', metric)
@@ -531,6 +584,14 @@ class SRModel(BaseModel):
         if not scores:
             logger.warning('Validation %s: the set is empty.', dataset_name)
         self._log_validation_metric_values(current_iter, dataset_name, tb_logger)
+
+    def _report_failures(self, dataset_name: str) -> None:
+        named = [f'{name} ({problem})' for name, problem in self.failed_images.items()]
+        logger.warning(
+            'Validation %s: %d images have no result%s: %s',
+            *(dataset_name, len(named), ', so it has no scores' if self.is_train else ''),
+            some(named),
+        )
 
     def _log_validation_metric_values(
         self, current_iter: int | str, dataset_name: str, tb_logger: Any

@@ -94,7 +94,7 @@ def test_a_key_that_nearly_spells_one_that_is_read_is_refused_also_beside_that(
             ('datasets.train.use_hflp', 'PairedImageDataset', 'use_hflip'),
         )
     }
-    assert not (tmp_path / 'experiments').exists()
+    assert not (tmp_path / 'experiments/tiny').exists()
 
 
 def test_other_keys_that_nothing_reads_are_named_in_one_warning(run, train_opt):

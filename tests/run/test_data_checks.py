@@ -1,9 +1,15 @@
-"""Sizes that do not fit are found before a folder is touched."""
+"""Sizes that do not fit and images that cannot be read are found before a folder is touched."""
 
+from pathlib import Path
+
+import cv2
+import numpy as np
 import pytest
-from runs import checkpoint, differences
+from runs import checkpoint, differences, log_text, rows
 
 from basicsr.archs.srvgg_arch import SRVGGNetCompact
+from basicsr.models.sr_model import SRModel
+from basicsr.run.data_checks import look_through
 
 
 @pytest.fixture
@@ -81,3 +87,61 @@ def test_trying_changes_no_bit_of_a_run(run, train_opt, monkeypatch):
     plain = run({**opt, 'name': 'plain'})
     for name in ('net_g_latest.pth', '6.state'):
         assert differences(checkpoint(tried, name), checkpoint(plain, name)) in ([], ['/files'])
+
+
+def test_images_of_validation_sets_are_read_before_the_first_step(refused, image_pairs):
+    gt, lq = image_pairs('broken', 3, (24, 28))
+    (Path(lq) / '0001.png').write_bytes(b'x')
+    refused(
+        r'1 images of the validation sets cannot be used: val: cannot read .*0001\.png',
+        datasets__val={'type': 'PairedImageDataset', 'dataroot_gt': gt, 'dataroot_lq': lq},
+    )
+
+
+def test_an_image_that_goes_bad_in_a_training_costs_that_validation_its_scores(
+    run, train_opt, monkeypatch
+):
+    opt = train_opt(val__val_freq=2)
+    lq, step = Path(opt['datasets']['val']['dataroot_lq']), SRModel.optimize_parameters
+    whole = (lq / '0001.png').read_bytes()
+
+    def spoil(self, current_iter):
+        (lq / '0001.png').write_bytes(b'x' if current_iter in (3, 4) else whole)
+        step(self, current_iter)
+
+    monkeypatch.setattr(SRModel, 'optimize_parameters', spoil)
+    folder = run(opt)
+    assert [row['iter'] for row in rows(folder) if 'metrics/val/psnr' in row] == [2, 6]
+    assert (
+        'Validation val: 1 images have no result, so it has no scores: 0001 (cannot read '
+    ) in log_text(folder)
+
+
+def test_a_metric_that_some_images_are_too_small_for_is_left_out_for_these(
+    run, train_opt, image_pairs
+):
+    gt, lq = image_pairs('mixed', 3, (24, 28))
+    for folder, size in ((gt, 8), (lq, 4)):
+        cv2.imwrite(str(Path(folder) / '0002.png'), np.zeros((size, size, 3), np.uint8))
+    metrics = {'ssim': {'type': 'calculate_ssim', 'crop_border': 0}}
+    opt = train_opt(train__total_iter=1, val__metrics=metrics)
+    opt['datasets']['val'] |= {'dataroot_gt': gt, 'dataroot_lq': lq}
+    folder = run(opt)
+    text = log_text(folder)
+    assert text.count('Metric ssim of image 0002 is NaN: SSIM needs at least 11 x 11 pixels') == 1
+    assert 'ssim: NaN for 1 of 3 images, which are left out.' in text
+    (score,) = (row['metrics/val/ssim'] for row in rows(folder) if 'metrics/val/ssim' in row)
+    assert 0 < score < 1
+
+
+def test_the_best_network_is_not_told_by_an_empty_set():
+    class Empty:
+        opt = {'name': 'val'}  # noqa: RUF012 (as of a dataset)
+
+        def __len__(self):
+            return 0
+
+    loader = type('Loader', (), {'dataset': Empty()})
+    opt = {'logger': {'keep_best': {'dataset': 'val', 'metric': 'psnr'}}}
+    with pytest.raises(ValueError, match='keep_best goes by val, and that set is empty'):
+        look_through(opt, [loader])

@@ -1,22 +1,30 @@
-"""Sizes that do not fit, found before the first step and before any folder is touched."""
+"""Sizes that do not fit and images that cannot be read, found before any folder is touched."""
 
 import itertools
+import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from basicsr.data.bad_images import BAD_DATA, is_bad_data
+from basicsr.data.bad_images import BadItem, is_bad_data
 from basicsr.data.prefetch_dataloader import images_to_float
 from basicsr.data.progressive import crop_sizes
 from basicsr.metrics import calculate_metric
 from basicsr.models.sr_model import explained
+from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.img_util import tensor2img
+from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY
 from basicsr.utils.rng import seeded
+from basicsr.utils.text import some
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 2  # of a batch: kernels that are compiled treat a single one in a way of its own
 _MOST = 10  # samples that are tried where some may be bad
+_MOST_LOOKED_AT = 1000  # images of a validation set
 
 
 def try_training_batches(model: Any, loader: Any) -> None:
@@ -68,14 +76,47 @@ def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
     """
     metrics = (opt['val'] or {}).get('metrics') or {}
     for dataset in (loader.dataset for loader in loaders):
-        try:
-            data = dataset[0]
-        except (IndexError, *BAD_DATA):
-            continue  # an empty set, or an image that the validation reports
-        if 'gt' not in data:
+        data = dataset[0] if len(dataset) else {}
+        if 'gt' not in data:  # or an image that cannot be read, which the validation reports
             continue
         image = tensor2img([data['gt']])
         for name, options in metrics.items():
             if not METRIC_REGISTRY.is_users(options['type']):
                 with explained(f'val.metrics.{name} of {data["gt_path"]}'):
                     calculate_metric({'img': image, 'img2': image}, options)
+
+
+def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
+    """Read the images of the validation sets, a thousand of each, shared among the ranks.
+
+    Raises:
+        ValueError: Some cannot be read, or a set that ``logger.keep_best`` goes by is empty.
+    """
+    rank, world_size = get_dist_info()
+    problems: list[str] = []
+    for dataset in (loader.dataset for loader in loaders):
+        name, count = dataset.opt['name'], len(dataset)
+        best = opt['logger']['keep_best']
+        if best and best['dataset'] == name and count == 0:
+            raise ValueError(f'logger.keep_best goes by {name}, and that set is empty.')
+        indices = range(0, count, max(-(-count // _MOST_LOOKED_AT), 1))
+        if len(indices) < count:
+            logger.info('%s: %d of %d images are looked through.', name, len(indices), count)
+        # Classes of the user's may not be made for threads.
+        is_ours = type(dataset.dataset).__module__.startswith('basicsr.')
+        read = map_in_order(
+            lambda index, dataset=dataset: _problem_of(dataset, index),
+            indices[rank::world_size],
+            (os.cpu_count() or 1) if is_ours else 1,
+        )
+        problems += [f'{name}: {problem}' for problem in read if problem]
+    problems = gather_lists(problems)
+    if problems:
+        raise ValueError(
+            f'{len(problems)} images of the validation sets cannot be used: {some(problems, 5)}'
+        )
+
+
+def _problem_of(dataset: Any, index: int) -> str:
+    item = dataset[index]
+    return item['error'] if isinstance(item, BadItem) else ''
