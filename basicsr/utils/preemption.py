@@ -5,6 +5,7 @@ again goes on by itself.
 """
 
 import datetime
+import multiprocessing
 import os
 import signal
 import socket
@@ -83,14 +84,22 @@ def heed_parent_alone() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, 'SIGUSR1'):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if not hasattr(signal, 'sigwaitinfo'):  # macOS, Windows
+    parent = multiprocessing.parent_process()  # os.getppid() may be a fork server
+    if parent is None:
         return
-    # Blocked in all threads, the signal waits for the one that can see who sent it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    if hasattr(signal, 'sigwaitinfo'):  # not on macOS and Windows
+        # Blocked in all threads, the signal waits for the one that can see who sent it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_at_request, args=(parent.pid,), daemon=True).start()
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _end_at_request(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

@@ -79,7 +79,7 @@ def generator_states():
 
 
 @pytest.mark.parametrize(
-    ('workers', 'context'), [(1, 'fork'), (3, 'fork'), pytest.param(1, 'spawn', id='1-spawn')]
+    ('workers', 'context'), [(1, 'fork'), (3, 'fork'), (1, 'spawn'), (1, 'forkserver')]
 )
 def test_what_is_drawn_for_a_sample_does_not_depend_on_the_workers(dice, workers, context):
     assert drawn(endless(dice, workers, context=context), 7) == drawn(endless(dice), 7)

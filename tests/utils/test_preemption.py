@@ -1,5 +1,6 @@
 """Runs that are asked to stop, and runs that torchrun starts again."""
 
+import multiprocessing
 import os
 import signal
 
@@ -55,12 +56,19 @@ def final_state(folder):
 
 
 @pytest.mark.parametrize(
-    ('send', 'workers'), [('-USR1', 0), ('-TERM', 2)], ids=['USR1', 'TERM with workers']
+    ('send', 'workers', 'method'),
+    [
+        pytest.param('-USR1', 0, 'fork', id='USR1'),
+        pytest.param('-TERM', 2, 'fork', id='TERM with workers'),
+        pytest.param('-TERM', 2, 'forkserver', id='with a fork server', marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_is_asked_to_stop_saves_its_state_and_says_so(
-    run, signalled, monkeypatch, tmp_path, send, workers
+    run, signalled, monkeypatch, tmp_path, send, workers, method
 ):
     """The workers get the signal as well, as from a launcher that sends it to all processes."""
+    monkeypatch.setattr(multiprocessing.context._default_context, '_actual_context', None)
+    multiprocessing.set_start_method(method)
     options = {'datasets__train__num_worker_per_gpu': workers}
     handlers = [signal.getsignal(number) for number in preemption.SIGNALS]
     monkeypatch.setenv('SEND', send)
@@ -106,6 +114,7 @@ def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
 # In a process of its own: libraries that other tests have used may have threads everywhere.
 HEEDING = """
 import multiprocessing
+import os
 import subprocess
 import time
 
@@ -118,25 +127,41 @@ def heed(ready):
     time.sleep(600)
 
 
-context = multiprocessing.get_context('fork')
-ready = context.Event()
-worker = context.Process(target=heed, args=(ready,), daemon=True)
-worker.start()
-assert ready.wait(120)
-for name in ('-TERM', '-USR1', '-INT'):
-    subprocess.run(['kill', name, str(worker.pid)], check=True)
-worker.join(0.3)
-assert worker.is_alive(), worker.exitcode
-worker.terminate()
-worker.join(120)
-assert worker.exitcode == 0, worker.exitcode
+def start(context):
+    ready = context.Event()
+    worker = context.Process(target=heed, args=(ready,), daemon=True)
+    worker.start()
+    return worker, ready
+
+
+if __name__ == '__main__':
+    multiprocessing.set_forkserver_preload(['basicsr.utils.preemption'])
+    contexts = [multiprocessing.get_context(method) for method in ('forkserver', 'fork')]
+    workers = [start(context) for context in contexts]
+    for worker, ready in workers:
+        assert ready.wait(120)
+        for name in ('-TERM', '-USR1', '-INT'):
+            subprocess.run(['kill', name, str(worker.pid)], check=True)
+    workers[-1][0].join(0.3)
+    for worker, _ in workers:
+        assert worker.is_alive(), worker.exitcode
+        worker.terminate()
+        worker.join(120)
+        assert worker.exitcode == 0, worker.exitcode
+    for context in contexts:
+        assert start(context)[1].wait(120)
+    os.kill(os.getpid(), 9)
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='the system has no sigwaitinfo')
-def test_a_worker_ends_when_its_parent_says_so_and_at_no_other_signal(run_program):
-    result = run_program('-c', HEEDING)
-    assert result.returncode == 0, result.stderr
+def test_a_worker_ends_when_its_parent_says_so_or_is_gone_and_at_no_other_signal(
+    run_program, tmp_path
+):
+    """Forked by its parent or by a fork server. The output is at its end when the last worker is."""
+    (tmp_path / 'heeding.py').write_text(HEEDING)
+    result = run_program('heeding.py', timeout=60)
+    assert result.returncode == -signal.SIGKILL, result.stderr
 
 
 def test_without_torchrun_a_folder_is_nobodys(tmp_path):
