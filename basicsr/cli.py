@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from basicsr.utils.dead_worker import why_worker_died
+from basicsr.utils.failures import explain
 from basicsr.utils.options import OptionError, parse_args
 from basicsr.utils.registry import BUILDING
 
@@ -203,8 +203,10 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
 def _message_for_users(error: Exception) -> str | None:
     """The text of an error that this package raised on purpose; None for any other error."""
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if dead := why_worker_died(error):
-        return dead
+    from basicsr.utils.watchdog import phase
+
+    if explained := explain(error, phase()):
+        return explained
     if _passed_through_plugins(error):
         return None
     if isinstance(error, OSError | OptionError):

@@ -10,10 +10,12 @@ import sys
 import time
 
 import pytest
+import torch
 from runs import checkpoint, differences, rows
 
 import basicsr
 from basicsr import cli
+from basicsr.models.sr_model import SRModel
 from basicsr.utils.options import OptionError
 
 
@@ -184,6 +186,17 @@ def test_a_killed_loader_process_is_one_message(command, write, train_opt, tmp_p
     assert ' ERROR: DataLoader worker (pid ' in line
     assert 'was killed (signal 9), most likely because the machine ran out of memory' in line
     assert 'num_worker_per_gpu' in line
+
+
+def test_a_gpu_without_memory_in_a_step_is_one_message(command, write, train_opt, monkeypatch):
+    def step(model, current_iter):
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB.')
+
+    monkeypatch.setattr(SRModel, 'optimize_parameters', step)
+    status, _, err = command('train', '-opt', write(train_opt()))
+    assert status == 1
+    assert 'ERROR: Out of memory of the GPU (OutOfMemoryError: CUDA out of memory.' in message(err)
+    assert 'lower datasets.train.batch_size_per_gpu or gt_size' in message(err)
 
 
 def test_the_console_command_trains_where_it_is_called(command, write, train_opt, tmp_path):

@@ -20,7 +20,7 @@ from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plug
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
 from .bad_images import MOST_ATTEMPTS, BadImages, ReportedDataset, collate_reported
-from .batch_memory import BatchMemory
+from .batch_memory import BatchMemory, warn_of_large_batches
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
 from .image_cache import ImageCache
@@ -137,6 +137,8 @@ def build_dataloader(
     if phase == 'train' and prefetch:
         # A thread without worker processes would share its random generators with the step.
         workers = max(workers, 1)
+    if phase == 'train':
+        warn_of_large_batches(dataset_opt, gpus_per_process(num_gpu, dist), workers)
     if workers:
         # An endless loader is passed through once.
         keeps_workers = dataset_opt.get('persistent_workers', False) and start is None

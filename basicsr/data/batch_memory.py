@@ -6,13 +6,23 @@ keeps a few batches of shared memory and fills them in turn; the loader's proces
 gets.
 """
 
+import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
+
+from basicsr.utils.text import sizeof_fmt
+
+from .progressive import Schedule, crop_sizes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -71,6 +81,45 @@ class BatchMemory:
                 known[item.worker, item.slot] = item.tensors
             tensors = known[item.worker, item.slot].items()
             yield item.batch | {key: _copy(value, pin_memory) for key, value in tensors}
+
+
+def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: int) -> None:
+    """Warn where the batches that are made ahead do not fit into the memory.
+
+    Args:
+        dataset_opt: Completed options of the training set; one without ``gt_size`` is passed over.
+        gpus: That a batch is for.
+        workers: Loader processes.
+    """
+    sizes, memory = crop_sizes(dataset_opt), _memory()
+    if not sizes or memory is None:
+        return
+    stages = Schedule(dataset_opt, gpus=gpus).stages
+    samples, size = max(
+        ((gpus * stage.batch_size, max(stage.sizes or sizes)) for stage in stages),
+        key=lambda batch: batch[0] * batch[1] ** 2,
+    )
+    channels = 3 * (1 + 1 / dataset_opt.get('scale', 1) ** 2)
+    batch = samples * size**2 * channels * (1 if dataset_opt.get('uint8_batch') else 4)
+    # Each worker has two made and makes one, of samples that it holds meanwhile.
+    count = 4 * workers + dataset_opt.get('num_prefetch_queue', 1) + 1 if workers else 2
+    if count * batch > memory:
+        logger.warning(
+            'A batch of %d samples with gt_size %d takes %s, and %d of them are in memory at a '
+            'time, more than its %s: lower datasets.train.batch_size_per_gpu or gt_size, or '
+            'num_worker_per_gpu (%d).',
+            *(samples, size, sizeof_fmt(batch), count, sizeof_fmt(memory), workers),
+        )
+
+
+def _memory() -> int | None:
+    """Memory in bytes that this process may use; None if the system does not say."""
+    limits = []
+    with suppress(AttributeError, ValueError):  # not on Windows
+        limits.append(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))
+    with suppress(OSError, ValueError):  # of a container; 'max' without a limit
+        limits.append(int(Path('/sys/fs/cgroup/memory.max').read_text()))
+    return min(limits, default=None)
 
 
 def _copy(tensor: Tensor, pin_memory: bool) -> Tensor:

@@ -1,5 +1,6 @@
 """Getting the next batch ready while the current one is being used."""
 
+import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from basicsr.utils.failures import note_signals
+
 from .batch_memory import BatchMemory
+
+logger = logging.getLogger(__name__)
 
 
 class PrefetchGenerator(threading.Thread):
@@ -20,11 +25,18 @@ class PrefetchGenerator(threading.Thread):
     Args:
         generator: Any iterable.
         num_prefetch_queue: Items kept ready.
+        what: Who makes what, for the log.
+
+    Attributes:
+        patience: Seconds of waiting for an item after which the log says so.
     """
 
-    def __init__(self, generator: Iterable, num_prefetch_queue: int):
+    patience = 30.0
+
+    def __init__(self, generator: Iterable, num_prefetch_queue: int, what: str = 'a thread'):
         super().__init__(daemon=True)
         self.generator = generator
+        self.what = what
         self._queue: queue.Queue = queue.Queue(num_prefetch_queue)
         self._stopped = threading.Event()
         self.start()
@@ -40,7 +52,7 @@ class PrefetchGenerator(threading.Thread):
             self._put((None, error))
 
     def __next__(self) -> Any:
-        item, error = self._queue.get()
+        item, error = self._get()
         if error is None:
             return item
         self._queue.put((None, error))  # an ended iterator stays ended
@@ -55,6 +67,16 @@ class PrefetchGenerator(threading.Thread):
         self.join()
         # The last reference to a loader's iterator goes, and with it its worker processes.
         self.generator = ()
+
+    def _get(self) -> tuple:
+        waited, wait = 0.0, self.patience
+        while True:
+            try:
+                return self._queue.get(timeout=wait)
+            except queue.Empty:
+                waited += wait
+                wait = waited  # said half as often each time
+                logger.info('Still waiting for data after %g s: %s.', waited, self.what)
 
     def _put(self, entry: tuple) -> None:
         while not self._stopped.is_set():
@@ -77,12 +99,19 @@ class PrefetchDataLoader(DataLoader):
 
     def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
         batches: Iterator = super().__iter__()
+        workers = getattr(batches, '_workers', ())  # processes that torch has no public name for
         if isinstance(self.collate_fn, BatchMemory):
             # Without a GPU there is no such memory, and the option has no effect.
             batches = BatchMemory.unpack(batches, self.pin_memory and torch.cuda.is_available())
-        producer = PrefetchGenerator(batches, self.num_prefetch_queue)
+        size = self.batch_size or getattr(self.batch_sampler, 'batch_size', None)
+        makers = f'{self.num_workers} loader processes' if self.num_workers else 'a thread'
+        what = f'{makers} make batches of {size or "some"} samples'
+        producer = PrefetchGenerator(batches, self.num_prefetch_queue, what)
         try:
             yield from producer
+        except Exception as error:
+            note_signals(error, workers)
+            raise
         finally:
             producer.stop()
 

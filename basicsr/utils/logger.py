@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .dead_worker import why_worker_died
 from .dist_util import get_dist_info
+from .failures import why_worker_died
 from .misc import atomic_path, get_time_str, mkdir_and_rename
 from .text import printable
 

@@ -70,13 +70,18 @@ def note(phase: str, iteration: int | None = None) -> None:
     """Say that this process gets on: a few attributes are set, nothing is sent.
 
     Args:
-        phase: data, step, saving, validation or end.
+        phase: start, data, step, saving, validation or end.
         iteration: The iteration it belongs to; default: as before.
     """
     _own.phase = phase
     if iteration is not None:
         _own.iteration = iteration
     _own.notes += 1
+
+
+def phase() -> str:
+    """What this process has got on to: see ``note``; 'start' before."""
+    return _own.phase
 
 
 def start(timeout: float) -> None:

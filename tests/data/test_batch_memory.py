@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from basicsr.data import build_dataloader
+from basicsr.data import batch_memory, build_dataloader
 from basicsr.data.batch_memory import BatchMemory
 from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import PrefetchDataLoader
@@ -180,3 +180,27 @@ def test_copies_are_page_locked_if_asked_for():
         collate_fn=BatchMemory(),
     )
     assert all(batch['lq'].is_pinned() for batch in loader)
+
+
+@pytest.mark.parametrize(
+    ('batch', 'workers', 'options', 'expected'),
+    [
+        (50_000, 2, {}, '50000 samples with gt_size 64 takes 2.9 GB, and 10 of them'),
+        (50_000, 0, {}, '2 of them are in memory at a time, more than its 4.0 GB'),
+        (50_000, 0, {'uint8_batch': True}, None),
+        (64, 2, {}, None),
+        (50_000, 2, {'gt_size': None}, None),
+        (64, 2, {'progressive': [{'gt_size': 4096, 'iters': None}]}, 'gt_size 4096 takes 15.0 GB'),
+    ],
+)
+def test_batches_that_the_memory_does_not_hold_are_warned_of(
+    batch, workers, options, expected, monkeypatch, caplog
+):
+    monkeypatch.setattr(batch_memory, '_memory', lambda: 4 * 2**30)
+    opt = {'batch_size_per_gpu': batch, 'gt_size': 64, 'scale': 2, 'num_prefetch_queue': 1}
+    batch_memory.warn_of_large_batches(opt | options, 1, workers)
+    assert (expected in caplog.text) if expected else not caplog.text
+
+
+def test_the_memory_of_the_machine_is_known():
+    assert 2**27 < batch_memory._memory() < 2**50

@@ -1,4 +1,6 @@
 import itertools
+import os
+import signal
 import threading
 import time
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from basicsr.data.prefetch_dataloader import (
     PrefetchGenerator,
     images_to_float,
 )
+from basicsr.utils.failures import why_worker_died
 
 
 class Numbers(Dataset):
@@ -162,6 +165,46 @@ def test_what_an_iterable_raises_arrives_even_if_it_is_no_error():
     for _ in range(2):
         with pytest.raises(SystemExit, match='enough'):
             next(generator)
+
+
+def test_a_long_wait_for_data_is_logged_less_and_less_often(caplog, monkeypatch):
+    monkeypatch.setattr(PrefetchGenerator, 'patience', 1e-3)
+    caplog.set_level('INFO')
+    told = threading.Event()
+
+    def items():
+        while len(caplog.records) < 3:
+            told.wait(1e-3)
+        yield 5
+
+    assert next(PrefetchGenerator(items(), 1, '2 loader processes make batches')) == 5
+    assert [record.getMessage() for record in caplog.records[:3]] == [
+        f'Still waiting for data after {seconds} s: 2 loader processes make batches.'
+        for seconds in (0.001, 0.002, 0.004)
+    ]
+
+
+class Mortal(Numbers):
+    def __getitem__(self, index):
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_the_signal_of_a_worker_is_told_where_the_thread_sees_its_end_first(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils.signal_handling, '_SIGCHLD_handler_set', True)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    get = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(
+        *(torch.utils.data.dataloader._MultiProcessingDataLoaderIter, '_try_get_data'),
+        lambda self: get(self, timeout=0.05),
+    )
+    try:
+        with pytest.raises((RuntimeError, OSError, EOFError)) as error:
+            list(PrefetchDataLoader(1, dataset=Mortal(), num_workers=1))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    assert 'was killed (signal 9)' in str(why_worker_died(error.value))
 
 
 @pytest.mark.parametrize('workers', [0, 1])

@@ -158,7 +158,7 @@ if __name__ == '__main__':
 def test_a_worker_ends_when_its_parent_says_so_or_is_gone_and_at_no_other_signal(
     run_program, tmp_path
 ):
-    """Forked by its parent or by a fork server. The output is at its end when the last worker is."""
+    """Forked by its parent or by a fork server. The output ends with the last worker."""
     (tmp_path / 'heeding.py').write_text(HEEDING)
     result = run_program('heeding.py', timeout=60)
     assert result.returncode == -signal.SIGKILL, result.stderr
