@@ -179,8 +179,9 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     logger, status = get_root_logger(), 0
     try:
         pipeline(root_path)
-    except KeyboardInterrupt:
-        logger.error('Interrupted. A training run goes on from its last state with --auto_resume.')
+    except KeyboardInterrupt as interrupt:
+        tell_of_failure(interrupt)
+        logger.error('%s', ' '.join(['Interrupted.', *filter(None, map(str, interrupt.args))]))
         return 130
     except SystemExit as stop:  # a training that was asked to stop
         status = int(stop.code or 0)

@@ -49,15 +49,16 @@ from basicsr.utils.misc import (
     best_effort,
     check_resume,
     claim_folder,
-    delayed_interrupt,
     get_time_str,
     make_exp_dirs,
     remove_stale_temporaries,
 )
 from basicsr.utils.options import copy_opt_file, dict2str, parse_options
 from basicsr.utils.preemption import (
-    STATUS,
+    Preempted,
     PreemptionWatch,
+    last_state,
+    leave,
     note_launcher,
     was_begun_by_launcher,
 )
@@ -77,9 +78,13 @@ def train_pipeline(root_path: str | Path) -> None:
     logger.info(get_env_info())
     logger.info(dict2str(opt))
     warn_of_other_programs()
+    note('start', 0)
     preemption = PreemptionWatch(opt['dist_params']['timeout'])
-    with preemption:
-        with_rollbacks(functools.partial(train, args.opt, preemption), opt)
+    try:
+        with preemption:
+            with_rollbacks(functools.partial(train, args.opt, preemption), opt)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(last_state(opt)) from interrupt
 
 
 def train(
@@ -129,10 +134,15 @@ def train(
 
     def validate(current_iter: int) -> None:
         guard.check()
-        for val_loader in val_loaders:
-            if current_iter == total_iter:
-                validate_swa(model, val_loader, current_iter, writer)
-            model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
+        try:
+            for val_loader in val_loaders:
+                if current_iter == total_iter:
+                    validate_swa(model, val_loader, current_iter, writer)
+                model.validation(val_loader, current_iter, writer, opt['val']['save_img'])
+        except Preempted as stop:
+            if current_iter % save_freq and current_iter < total_iter:
+                save(model.samples_seen // sampler.total_size, current_iter)
+            end_early(model, writer, current_iter, stop.signal)
         model.save_best(current_iter)
 
     def save(epoch: int, current_iter: int) -> None:
@@ -148,11 +158,11 @@ def train(
         # The last one comes when all else is done.
         return bool(frequency) and current_iter < total_iter and current_iter % frequency == 0
 
+    model.saver, model.noticed_signal = BackgroundSaver(), preemption.noticed
+    save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
     if start_iter and is_due(start_iter):
         validate(start_iter)  # a state is saved before the validation of its iteration
 
-    model.saver = BackgroundSaver()
-    save_freq, print_freq = opt['logger']['save_checkpoint_freq'], opt['logger']['print_freq']
     log_line, begin = MessageLogger(opt, start_iter + 1, writer), time.perf_counter()
     batches = prefetch(train_loader, opt)
     iter_timer, data_timer = AvgTimer(), AvgTimer()
@@ -164,7 +174,8 @@ def train(
 
     note('data', start_iter + 1)
     # The iterations come first: after the last step no batch is asked for.
-    for current_iter, data in zip(iterations(opt, start_iter), batches, strict=False):
+    steps = iterations(opt, start_iter, preemption)
+    for current_iter, data in zip(steps, batches, strict=False):
         data_timer.record()
         epoch = model.samples_seen // sampler.total_size
         stage = schedule.stage(current_iter)
@@ -188,11 +199,11 @@ def train(
             guard.note_losses(current_iter, losses)
             data_wait.report(current_iter)
             train_loader.dataset.bad_images.report()
-        stops = preemption.asked()
-        if current_iter % save_freq == 0 or current_iter == total_iter or stops:
+        stop = preemption.asked()
+        if current_iter % save_freq == 0 or current_iter == total_iter or stop:
             save(epoch, current_iter)
-        if stops:
-            end_early(model, writer, current_iter)
+        if stop:
+            end_early(model, writer, current_iter, stop)
         if is_due(current_iter):
             validate(current_iter)
         note('data', current_iter + 1)
@@ -212,17 +223,12 @@ def train(
     barrier()
 
 
-def end_early(model: Any, writer: ScalarWriter, current_iter: int) -> NoReturn:
-    """Leave the program when the state of an iteration has been written."""
+def end_early(model: Any, writer: ScalarWriter, current_iter: int, number: int) -> NoReturn:
+    """Leave the program, as a signal asks for, when the state of an iteration has been written."""
     model.saver.close()
     writer.close()
     barrier()  # where one rank ends, its launcher ends the others
-    get_root_logger().warning(
-        'Asked to stop: the state of iteration %d is saved. A training run goes on from it with '
-        '--auto_resume.',
-        current_iter,
-    )
-    sys.exit(STATUS)
+    leave(current_iter, number)
 
 
 def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> None:
@@ -401,11 +407,8 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
     return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
 
 
-def iterations(opt: dict, start_iter: int) -> Iterator[int]:
-    """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal.
-
-    Ctrl-C takes effect between two steps; the second time at once.
-    """
+def iterations(opt: dict, start_iter: int, preemption: PreemptionWatch) -> Iterator[int]:
+    """The numbers of the steps to make, with a progress bar if rank 0 runs on a terminal."""
     total_iter = opt['train']['total_iter']
     bar = tqdm(
         range(start_iter + 1, total_iter + 1),
@@ -414,11 +417,8 @@ def iterations(opt: dict, start_iter: int) -> Iterator[int]:
         disable=None if opt['rank'] == 0 else True,
         unit='iter',
     )
-    with delayed_interrupt() as interrupt:
-        for current_iter in bar:
-            yield current_iter
-            if interrupt.is_set():
-                raise KeyboardInterrupt
+    with preemption.heed_interrupts():
+        yield from bar
 
 
 def draw_results(opt: dict, model: Any, logger: Any) -> None:

@@ -219,10 +219,13 @@ def run_failing(error):
     return stop.value.code
 
 
-def test_statuses_tell_what_went_wrong():
+def test_statuses_tell_what_went_wrong(capsys):
     assert run_failing(OptionError('x.yml:1: wrong')) == 2
     assert run_failing(FileNotFoundError('no such file')) == 1
     assert run_failing(KeyboardInterrupt()) == 130
+    assert 'Interrupted.\n' in capsys.readouterr().err
+    assert run_failing(KeyboardInterrupt('The last state is that of iteration 5.')) == 130
+    assert 'Interrupted. The last state is that of iteration 5.\n' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('error', [ValueError('not ours'), RuntimeError('a bug'), KeyError('x')])
@@ -234,7 +237,7 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
         cli.run(pipeline, '.')
 
 
-def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):
+def test_ctrl_c_saves_the_state_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):
     options = {'datasets__train__num_worker_per_gpu': 2, 'logger__save_checkpoint_freq': 5}
     opt = train_opt(name='cut', train__total_iter=100_000, val__val_freq=None, **options)
     log = (tmp_path / 'stderr.txt').open('w+')
@@ -254,11 +257,15 @@ def test_ctrl_c_is_short_and_a_resume_goes_on(run, run_program, write, train_opt
 
     log.seek(0)
     lines = log.read().splitlines()
-    after = lines[max(i for i, line in enumerate(lines) if ' INFO: ' in line) + 1 :]
-    assert len(after) == 1, after
-    assert 'ERROR: Interrupted. A training run goes on from its last state' in after[0]
+    last = max(int(state.stem) for state in states.glob('*.state'))
+    assert lines.count('Interrupted: saving the state first; Ctrl-C again ends at once.') == 1
+    assert not any('Traceback' in line for line in lines)
+    assert lines[-1].endswith(
+        f'WARNING: Interrupted: the state of iteration {last} is saved. Go on with: basicsr train '
+        '-opt x.yml --auto_resume'
+    )
 
-    total = max(int(state.stem) for state in states.glob('*.state')) + 2
+    total = last + 2
     folder = run(train_opt(name='cut', train__total_iter=total, **options), '--auto_resume')
     whole = run(train_opt(name='whole', train__total_iter=total, **options))
     for name in ('net_g_latest.pth', f'{total}.state'):

@@ -75,6 +75,8 @@ class BaseModel:
         log_dict: Scalars of the last step, as tensors on the device.
         saver: Set by the training loop, which must not wait for the disk: a BackgroundSaver through
             which checkpoints are written; None: they are written at once.
+        noticed_signal: Set by the training loop: gives the signal that asks the run to stop, or 0.
+            A validation is left for it between two images.
         channels_last: The memory layout of networks and batches; None until it is chosen.
         batch_tensors: Names of the attributes that hold a batch, which is split to accumulate
             gradients.
@@ -97,6 +99,7 @@ class BaseModel:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.log_dict: Mapping[str, Any] = OrderedDict()
         self.saver: BackgroundSaver | None = None
+        self.noticed_signal: Callable[[], int] = lambda: 0
         self.swa: StochasticAverage | None = None
         self.power_averages: PowerAverages | None = None
         self.samples_seen = 0

@@ -30,6 +30,7 @@ from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
+from basicsr.utils.preemption import Preempted
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean, some
 from basicsr.utils.watchdog import note
@@ -456,6 +457,9 @@ class SRModel(BaseModel):
         def restored() -> Iterator[_Result]:
             for position, data in enumerate(tqdm(dataloader, unit='image', disable=hide_bar)):
                 note('validation')
+                if number := self.noticed_signal():
+                    signals.append(number)
+                    return
                 index = rank + position * world_size
                 if isinstance(data, BadItem):
                     name = image_name(data['path'], dataset_opt) if data['path'] else f'#{index}'
@@ -472,7 +476,7 @@ class SRModel(BaseModel):
                 del self.lq, self.output
                 yield _Result(index, name, visuals, path)
 
-        rows = []
+        rows, signals = [], []
         threads = min(4, os.cpu_count() or 1)
         for result in map_in_order(self._finish_image, restored(), threads):
             rows.append((result.index, result.name, result.scores, result.problem))
@@ -481,6 +485,8 @@ class SRModel(BaseModel):
                 self.panels.append({**about, **result.images})
                 shown += 1
 
+        if signals := gather_lists(signals):
+            raise Preempted(max(signals))
         rows = sorted(gather_lists(rows))
         self.image_results = {name: scores for _, name, scores, problem in rows if not problem}
         self.failed_images = {name: problem for _, name, _, problem in rows if problem}

@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -137,30 +136,6 @@ def _scan(
             elif recursive and entry.is_dir():
                 inside = os.path.join(prefix, entry.name, '')
                 yield from _scan(entry.path, inside, suffix, recursive, above)
-
-
-@contextmanager
-def delayed_interrupt() -> Iterator[threading.Event]:
-    """Within the block, the first Ctrl-C sets the event; only the second one interrupts.
-
-    An interruption at any moment may be lost in a callback, or break off a talk with a worker.
-    """
-    event = threading.Event()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    # A job in the background ignores Ctrl-C, and signals go to the main thread.
-    if not in_main_thread or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        yield event
-        return
-
-    def note(*_: object) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

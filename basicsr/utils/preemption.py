@@ -1,29 +1,48 @@
 """Being asked to stop, and being started again.
 
-SIGTERM and SIGUSR1 end a run at an iteration on which all ranks agree; a run that torchrun starts
-again goes on by itself.
+SIGTERM, SIGUSR1 and Ctrl-C end a run at an iteration on which all ranks agree; a run that torchrun
+starts again goes on by itself.
 """
 
 import datetime
+import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
+from .checkpoint_series import numbered_states
 from .dist_util import from_master, gather_lists, get_dist_info
+from .watchdog import phase
+
+logger = logging.getLogger(__name__)
 
 # Windows has no SIGUSR1.
 SIGNALS = tuple(getattr(signal, name) for name in ('SIGTERM', 'SIGUSR1') if hasattr(signal, name))
 STATUS = 75  # of a run that has saved its state and stopped; in sysexits.h: try again later
+INTERRUPTED = 130  # after Ctrl-C; 128 and the number of the signal
 _AGENTS = '.torchrun'
+_NOTE = 'basicsr/preemption'
+
+
+class Preempted(Exception):
+    """A validation has been left between two images, on all ranks, since one got a signal."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.signal = number
 
 
 class PreemptionWatch:
@@ -38,7 +57,7 @@ class PreemptionWatch:
     """
 
     def __init__(self, timeout: float | None = None) -> None:
-        self.signal: signal.Signals | None = None
+        self.signal = 0  # that this rank has got, if any
         self._before: dict = {}
         self._note = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
@@ -58,21 +77,84 @@ class PreemptionWatch:
             signal.signal(number, handler)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
+        self.signal = number
 
-    def asked(self) -> bool:
-        """Whether to stop after this step; every rank asks once a step."""
+    @contextmanager
+    def heed_interrupts(self) -> Iterator[None]:
+        """Within the block, the first Ctrl-C is such a signal as well; the second one interrupts.
+
+        An interruption at any moment may be lost in a callback, or break off a talk with a worker.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        # A job in the background ignores Ctrl-C.
+        if not in_main_thread or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            yield
+            return
+
+        def take(number: int, frame: FrameType | None) -> None:
+            self._take(number, frame)
+            signal.signal(signal.SIGINT, before)
+            if get_dist_info()[0] == 0:  # a signal's handler must not log
+                os.write(2, b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
+
+        before = signal.signal(signal.SIGINT, take)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def asked(self) -> int:
+        """The signal to stop for after this step, 0 without; every rank asks once a step."""
         if self._group is None:
-            return self.signal is not None
+            return self.signal
         if self._pending is not None:
             self._pending.wait()
-            if self._note.item():
-                return True
-        self._note.fill_(self.signal is not None)
+            if number := int(self._note.item()):
+                return number
+        self._note.fill_(self.signal)
         self._pending = dist.all_reduce(
             self._note, dist.ReduceOp.MAX, group=self._group, async_op=True
         )
-        return False
+        return 0
+
+    def noticed(self) -> int:
+        """As ``asked``, of the signals that this rank knows of: it waits for no other one."""
+        if self._group is not None:
+            store = _get_default_store()
+            if self.signal:
+                store.set(_NOTE, str(self.signal))
+            elif store.check([_NOTE]):
+                self.signal = int(store.get(_NOTE))
+        return self.signal
+
+
+def command_to_go_on() -> str:
+    """The command line that goes on with this run, for a message."""
+    program, *flags = sys.argv
+    if dist.is_torchelastic_launched():
+        name = f'torchrun … {shlex.quote(program)}'
+    else:
+        is_command = program.endswith(' train')
+        name = 'basicsr train' if is_command else f'python {shlex.quote(program)}'
+    return f'{name} {shlex.join(dict.fromkeys([*flags, "--auto_resume"]))}'
+
+
+def leave(iteration: int, number: int) -> NoReturn:
+    """End this process, as a signal asks for, and say how to go on from a state that is saved."""
+    is_interrupt = number == signal.SIGINT
+    logger.warning(
+        '%s: the state of iteration %d is saved. Go on with: %s',
+        *('Interrupted' if is_interrupt else 'Asked to stop', iteration, command_to_go_on()),
+    )
+    sys.exit(INTERRUPTED if is_interrupt else STATUS)
+
+
+def last_state(opt: Mapping[str, Any]) -> str:
+    """What a run that is interrupted has saved before, if anything, and how to go on with it."""
+    states = numbered_states(opt['path']['training_states'])
+    if not states or phase() == 'start':  # when the folder may be that of an earlier run
+        return ''
+    return f'The last state is that of iteration {states[-1].stem}: {command_to_go_on()}'
 
 
 def heed_parent_alone() -> None:

@@ -239,29 +239,6 @@ def test_a_folder_is_claimed_by_one_process_at_a_time(tmp_path):
     claim_folder(tmp_path / 'other')  # its process has ended
 
 
-def test_the_first_interrupt_waits_and_the_second_does_not():
-    import os
-    import signal
-
-    from basicsr.utils.misc import delayed_interrupt
-
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with delayed_interrupt() as interrupt:
-            assert not interrupt.is_set()
-            os.kill(os.getpid(), signal.SIGINT)
-            assert interrupt.is_set()
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a job in the background
-        with delayed_interrupt() as interrupt:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert not interrupt.is_set()
-    finally:
-        signal.signal(signal.SIGINT, inherited)
-
-
 def test_threads_may_write_one_file_at_once(tmp_path):
     """The last one wins, and no reader sees anything half written."""
     path, together = tmp_path / 'x.txt', threading.Barrier(2)

@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+import sys
 
 import pytest
 import torch
 from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
+from basicsr.models.sr_model import SRModel
 from basicsr.utils import preemption
 
 # A model whose process, or processes, get a signal in the middle of iteration 3.
@@ -59,6 +61,7 @@ def final_state(folder):
     ('send', 'workers', 'method'),
     [
         pytest.param('-USR1', 0, 'fork', id='USR1'),
+        pytest.param('-INT', 1, 'fork', id='Ctrl-C'),
         pytest.param('-TERM', 2, 'fork', id='TERM with workers'),
         pytest.param('-TERM', 2, 'forkserver', id='with a fork server', marks=pytest.mark.slow),
     ],
@@ -74,16 +77,103 @@ def test_a_run_that_is_asked_to_stop_saves_its_state_and_says_so(
     monkeypatch.setenv('SEND', send)
     with pytest.raises(SystemExit) as stop:
         run(signalled('cut', **options))
-    assert stop.value.code == preemption.STATUS == 75
+    assert stop.value.code == (130 if send == '-INT' else 75)
     del stop  # and with it the frames that hold the loader
     assert [signal.getsignal(number) for number in preemption.SIGNALS] == handlers
     folder = tmp_path / 'experiments/cut'
     assert [state.name for state in (folder / 'training_states').iterdir()] == ['3.state']
-    assert 'the state of iteration 3 is saved' in log_text(folder)
+    assert 'the state of iteration 3 is saved. Go on with: python prog -opt' in log_text(folder)
     assert not any('psnr' in key for row in rows(folder) for key in row), 'validated when resumed'
 
     run(signalled('cut', **options), '--auto_resume')
     assert differences(final_state(folder), final_state(run(signalled('whole', **options)))) == []
+
+
+@pytest.mark.parametrize(('iteration', 'states'), [(3, {'3'}), (6, {'4', '6'})])
+def test_a_validation_is_left_between_two_images_and_made_again(
+    run, two_val_opt, monkeypatch, tmp_path, iteration, states
+):
+    """In the second of two sets; of an iteration that saves no state otherwise, and the last."""
+    options = {'logger__save_checkpoint_freq': 4, 'val__val_freq': 3}
+    whole = run(two_val_opt(name='whole', **options))
+    restored = []
+
+    def test(self):
+        restored.append(self.current_iter)
+        if restored.count(iteration) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        restore(self)
+
+    restore = SRModel.test
+    opt = two_val_opt(name='cut', **options)
+    opt['datasets'] = dict(sorted(opt['datasets'].items(), reverse=True))  # one image, then three
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(SRModel, 'test', test)
+        run(opt)
+    assert stop.value.code == 75
+    assert restored.count(iteration) == 2, 'of four images'
+    folder = tmp_path / 'experiments/cut/training_states'
+    assert {state.stem for state in folder.iterdir()} == states
+
+    folder = run(opt, '--auto_resume')
+    ours, theirs = (
+        [checkpoint(f, name) for name in ('net_g_latest.pth', '6.state')] for f in (folder, whole)
+    )
+    assert differences(ours, theirs) == []
+    assert sorted(map(str, rows(folder))) == sorted(map(str, rows(whole)))
+
+
+def test_the_first_interrupt_is_noted_and_the_second_one_ends_at_once(monkeypatch):
+    monkeypatch.setattr(os, 'write', lambda *_: None)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    watch = preemption.PreemptionWatch()
+    try:
+        with watch.heed_interrupts():
+            assert watch.asked() == 0
+            os.kill(os.getpid(), signal.SIGINT)
+            assert watch.asked() == watch.noticed() == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a job in the background
+        watch = preemption.PreemptionWatch()
+        with watch.heed_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert watch.asked() == 0
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.parametrize(
+    ('argv', 'command'),
+    [
+        (['/bin/basicsr train', '-opt', 'a b.yml'], "basicsr train -opt 'a b.yml' --auto_resume"),
+        (['/x/cli.py train', '-opt', 'x'], 'basicsr train -opt x --auto_resume'),
+        (['basicsr/train.py', '-opt', 'x'], 'python basicsr/train.py -opt x --auto_resume'),
+        (['t.py', '--auto_resume', '-opt', 'x'], 'python t.py --auto_resume -opt x'),
+    ],
+)
+def test_the_command_to_go_on_is_the_one_that_was_given(argv, command, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', argv)
+    assert preemption.command_to_go_on() == command
+
+
+def test_under_torchrun_the_command_begins_with_it(monkeypatch):
+    monkeypatch.setattr(torch.distributed, 'is_torchelastic_launched', lambda: True)
+    monkeypatch.setattr(sys, 'argv', ['train.py', '-opt', 'x'])
+    assert preemption.command_to_go_on() == 'torchrun … train.py -opt x --auto_resume'
+
+
+def test_a_state_is_named_only_where_this_run_has_saved_one(tmp_path, monkeypatch):
+    opt = {'path': {'training_states': str(tmp_path)}}
+    monkeypatch.setattr(sys, 'argv', ['train.py', '-opt', 'x'])
+    monkeypatch.setattr(preemption, 'phase', lambda: 'step')
+    assert preemption.last_state(opt) == ''
+    for number in (8, 10):
+        (tmp_path / f'{number}.state').touch()
+    assert preemption.last_state(opt).startswith('The last state is that of iteration 10: python')
+    monkeypatch.setattr(preemption, 'phase', lambda: 'start')
+    assert preemption.last_state(opt) == '', 'those of an earlier run'
 
 
 @pytest.mark.slow
