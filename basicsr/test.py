@@ -20,7 +20,7 @@ from basicsr.run.option_checks import check_components, check_unread
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import get_env_info, get_root_logger
-from basicsr.utils.misc import atomic_path, get_time_str, make_exp_dirs
+from basicsr.utils.misc import atomic_path, claim_folder, get_time_str, make_exp_dirs
 from basicsr.utils.options import dict2str, parse_options
 from basicsr.utils.text import some
 
@@ -58,6 +58,8 @@ def test_pipeline(root_path: str | Path) -> None:
     check_unread(opt)
     try_metrics(opt, loaders)
 
+    if opt['rank'] == 0:
+        claim_folder(path['results_root'])
     make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built
     barrier()
     get_root_logger(log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log')

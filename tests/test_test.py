@@ -1,6 +1,8 @@
 """The test pipeline: names, scores, and what it refuses."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import cv2
@@ -9,6 +11,7 @@ import torch
 from runs import log_text
 
 from basicsr.archs import build_network
+from basicsr.utils.misc import claim_folder
 from basicsr.utils.registry import ARCH_REGISTRY
 
 NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
@@ -172,3 +175,13 @@ def test_weights_that_were_averaged_are_told_of_where_others_are_tested(
     text = capsys.readouterr().err
     assert f'with param key: [{key or "params"}] (also there: ' in text
     assert ('path.param_key_g: params_ema tests those' in text) is (key is None)
+
+
+def test_two_tests_of_one_name_do_not_mix_their_results(run, test_opt, tmp_path):
+    folder = tmp_path / 'results' / test_opt['name']
+    with ProcessPoolExecutor(1, get_context('fork')) as other:
+        other.submit(claim_folder, folder).result()
+        with pytest.raises(BlockingIOError, match=f'another process is writing to {folder}'):
+            run(test_opt, pipeline='test')
+        assert not folder.exists()
+    assert (run(test_opt, pipeline='test') / 'results.json').exists()
