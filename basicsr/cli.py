@@ -174,6 +174,7 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     """Run a pipeline; returns the exit status."""
     from basicsr.utils.dist_util import get_dist_info
     from basicsr.utils.logger import get_root_logger
+    from basicsr.utils.preemption import INTERRUPTED, STATUS
     from basicsr.utils.watchdog import tell_of_failure
 
     logger, status = get_root_logger(), 0
@@ -182,9 +183,12 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
     except KeyboardInterrupt as interrupt:
         tell_of_failure(interrupt)
         logger.error('%s', ' '.join(['Interrupted.', *filter(None, map(str, interrupt.args))]))
-        return 130
-    except SystemExit as stop:  # a training that was asked to stop
-        status = int(stop.code or 0)
+        return INTERRUPTED
+    except SystemExit as stop:
+        if stop.code not in (STATUS, INTERRUPTED):  # those of all ranks that were asked to stop
+            tell_of_failure(stop)
+            raise
+        status = int(stop.code)
     except Exception as error:
         message, (rank, world_size) = _message_for_users(error), get_dist_info()
         status = 2 if isinstance(error, OptionError) else 1

@@ -172,7 +172,7 @@ def train(
         functools.partial(decoded_images, train_loader.dataset),
     )
 
-    note('data', start_iter + 1)
+    note('start', start_iter + 1)
     # The iterations come first: after the last step no batch is asked for.
     steps = iterations(opt, start_iter, preemption)
     for current_iter, data in zip(steps, batches, strict=False):

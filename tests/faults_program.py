@@ -2,7 +2,8 @@
 
 The argument is a JSON file: {'cases': [CASE, …], 'together': how many at a time}. A CASE has
 'argv' of the training, 'world_size', 'limit' (seconds after which the processes are killed),
-'fault': {'kind', 'rank', 'place', 'at'} or null, and 'after': the number of a case that has to have
+'fault': {'kind', 'rank', 'place', 'at'} or null ('at_end' beside them has the rank hang when its
+program is over, as in a handler of atexit), and 'after': the number of a case that has to have
 ended before, or null. The answers are written beside it, as
 ``answers.json``: of each case 'seconds', 'statuses' and 'texts' by rank; a status is None where the
 limit came first, and negative after a signal. Forks share one import of torch.
@@ -50,13 +51,36 @@ def raise_error():
     raise RuntimeError('on purpose')
 
 
+def be_late():
+    if not LATE:
+        LATE.append(True)
+        time.sleep(8)  # longer than a run waits once it has made a step
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def ask_to_stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave():
+    sys.exit(0)
+
+
 def wait_for_nobody():
     dist.all_reduce(torch.zeros(7))
     dist.barrier()
     dist.barrier()
 
 
+LATE = []
 FAULTS = {
+    'late': be_late,
+    'interrupt': interrupt,
+    'ask to stop': ask_to_stop,
+    'leave': leave,
     'hang': never_again,
     'exit': end_without_a_word,
     'kill': kill,
@@ -65,6 +89,7 @@ FAULTS = {
     'collective': wait_for_nobody,
 }
 PLACES = {
+    'building': (basicsr.train, 'build_dataset'),
     'data': (PairedImageDataset, '__getitem__'),
     'step': (basicsr.train, 'make_step'),
     'validation': (SRModel, 'test'),
@@ -113,6 +138,8 @@ def be_rank(case, rank, port, file):
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        if (case['fault'] or {}).get('at_end') and case['fault']['rank'] == rank:
+            never_again()
         os._exit(status)
 
 

@@ -16,6 +16,7 @@ from runs import checkpoint, differences, rows
 import basicsr
 from basicsr import cli
 from basicsr.models.sr_model import SRModel
+from basicsr.utils import watchdog
 from basicsr.utils.options import OptionError
 
 
@@ -226,6 +227,16 @@ def test_statuses_tell_what_went_wrong(capsys):
     assert 'Interrupted.\n' in capsys.readouterr().err
     assert run_failing(KeyboardInterrupt('The last state is that of iteration 5.')) == 130
     assert 'Interrupted. The last state is that of iteration 5.\n' in capsys.readouterr().err
+
+
+def test_a_program_that_the_users_code_leaves_ends_as_it_says(monkeypatch):
+    told = []
+    monkeypatch.setattr(watchdog, 'tell_of_failure', told.append)
+    assert run_failing(SystemExit('enough')) == 'enough'
+    assert run_failing(SystemExit(0)) == 0
+    assert [error.code for error in told] == ['enough', 0]
+    assert run_failing(SystemExit(75)) == 75, 'all ranks were asked to stop'
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize('error', [ValueError('not ours'), RuntimeError('a bug'), KeyError('x')])

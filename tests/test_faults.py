@@ -41,8 +41,8 @@ def case(tmp_path):
     return make
 
 
-def fault(kind, place, rank=1):
-    return {'kind': kind, 'place': place, 'rank': rank, 'at': 3}
+def fault(kind, place, rank=1, at=3, at_end=False):
+    return {'kind': kind, 'place': place, 'rank': rank, 'at': at, 'at_end': at_end}
 
 
 def test_a_rank_that_hangs_or_dies_ends_all_and_is_named(fork, case, train_opt, tmp_path):
@@ -100,6 +100,41 @@ def test_a_rank_that_hangs_or_dies_ends_all_and_is_named(fork, case, train_opt, 
     for name in ('net_g_latest.pth', 'net_g_6.pth', '6.state'):
         assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []
     assert rows(whole) == rows(cut)
+
+
+def test_ranks_that_are_late_interrupted_or_do_not_end_are_told_for_what_they_are(
+    fork, case, train_opt, tmp_path
+):
+    kinds = {
+        'late in building': fault('late', 'building', at=0),
+        'late with the first batch': fault('late', 'data', rank=0, at=1),
+        'interrupted at the start': fault('interrupt', 'building', at=0),
+        'interrupted': fault('interrupt', 'step'),
+        'asked to stop': fault('ask to stop', 'validation', rank=0),
+        'left': fault('leave', 'step', at_end=True),
+        'failed': fault('error', 'step', at_end=True),
+        'does not end': fault('hang', 'step', at=99, at_end=True),
+    }
+    short = {'dist_params': {'timeout': TIMEOUT}}
+    answers = fork(
+        *(case([train_opt(name=name, **short)] * 2, kind) for name, kind in kinds.items())
+    )
+    expected = [[0, 0], [0, 0], [1, 130], [130, 130], [75, 75], [1, 1], [1, 1], [0, 3]]
+    texts = dict(zip(kinds, (''.join(answer['texts']) for answer in answers), strict=True))
+    for name, answer, statuses in zip(kinds, answers, expected, strict=True):
+        assert answer['statuses'] == statuses, name + texts[name]
+        assert answer['seconds'] < TIMEOUT + 25, name
+        assert 'killed, crashed or out of memory' not in texts[name], texts[name]
+    who = r'rank 1 \(\S+, pid \d+\)'
+    for name, told in {
+        'interrupted at the start': f'{who} was interrupted \\(SIGINT\\)',
+        'interrupted': 'WARNING: Interrupted: the state of iteration 3 is saved',
+        'asked to stop': 'WARNING: Asked to stop: the state of iteration 3 is saved',
+        'left': f'{who} has left the program: sys.exit\\(0\\)',
+        'failed': f'{who} has failed: RuntimeError: on purpose',
+        'does not end': f'{who}: last seen .* at .* in never_again. Its training is over',
+    }.items():
+        assert len(re.findall(told, texts[name])) == 1, texts[name]
 
 
 def test_ranks_have_to_mean_the_same_run_and_score_alike(

@@ -485,6 +485,7 @@ class SRModel(BaseModel):
                 self.panels.append({**about, **result.images})
                 shown += 1
 
+        self.noticed_signal()  # tells ranks that have more images
         if signals := gather_lists(signals):
             raise Preempted(max(signals))
         rows = sorted(gather_lists(rows))

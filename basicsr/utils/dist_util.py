@@ -5,9 +5,11 @@ import functools
 import os
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from . import watchdog
+
+_LATE = 5  # seconds after which a connection that should have timed out never will
 
 
 def launched_by_torchrun() -> bool:
@@ -63,9 +67,10 @@ def init_dist(
         backend = 'gloo'
     limit = datetime.timedelta(seconds=timeout)
     try:
-        if dist.is_torchelastic_launched() and 'init_method' not in kwargs:
-            kwargs |= _store_of_this_start(limit)
-        dist.init_process_group(backend, timeout=limit, **kwargs)
+        if 'init_method' not in kwargs:
+            is_restarted = dist.is_torchelastic_launched()
+            kwargs |= _store_of_this_start(limit) if is_restarted else _meet(limit)
+        dist.init_process_group(backend, timeout=watchdog.limit_of_operations(timeout), **kwargs)
     except dist.DistError as error:
         address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
         raise ConnectionError(
@@ -77,14 +82,37 @@ def init_dist(
         watchdog.start(timeout)
 
 
+def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
+    """The store to meet in, as arguments of ``init_process_group``.
+
+    A program that is no store may take a connection and never answer. torch would wait for it
+    without end: here it does in a thread, which is left to itself.
+    """
+    found: Future[tuple] = Future()
+
+    def meet() -> None:
+        try:
+            found.set_result(next(rendezvous('env://', timeout=timeout)))
+        except Exception as error:  # handed over
+            found.set_exception(error)
+
+    threading.Thread(target=meet, daemon=True).start()
+    try:
+        store, rank, world_size = found.result(timeout.total_seconds() + _LATE)
+    except TimeoutError:
+        raise dist.DistError('what answers there is not PyTorch') from None
+    return {'store': store, 'rank': rank, 'world_size': world_size}
+
+
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
-    """The store to meet in, under a name that only the ranks of this start know.
+    """As ``_meet``, under a name that only the ranks of this start know.
 
     torchrun keeps its store when it starts all ranks again: there are the addresses of dead ones.
     Their numbers of starts may differ, as a node may join later; so rank 0 makes a name up, and
     answers every rank that has come, also the dead, until all of this start have its answer.
     """
-    store, rank, world_size = next(rendezvous('env://', timeout=timeout))
+    meeting = _meet(timeout)
+    store, rank, world_size = meeting.values()
     if rank > 0:
         answer = f'basicsr/answer/{store.add("basicsr/arrivals", 1)}'
         name = store.get(answer).decode()  # waits for it
@@ -101,7 +129,7 @@ def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
                 raise dist.DistError(f'{known + 1} of {world_size} ranks have come')
             answered = arrivals
             time.sleep(0.01)
-    return {'store': PrefixStore(name, store), 'rank': rank, 'world_size': world_size}
+    return meeting | {'store': PrefixStore(name, store)}
 
 
 def _slurm_environment(port: int | None) -> None:

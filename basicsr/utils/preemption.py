@@ -4,7 +4,6 @@ SIGTERM, SIGUSR1 and Ctrl-C end a run at an iteration on which all ranks agree; 
 starts again goes on by itself.
 """
 
-import datetime
 import logging
 import multiprocessing
 import os
@@ -25,7 +24,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from .checkpoint_series import numbered_states
 from .dist_util import from_master, gather_lists, get_dist_info
-from .watchdog import phase
+from .watchdog import limit_of_operations, phase
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class PreemptionWatch:
         self._pending: dist.Work | None = None
         self._group: Any = None
         if get_dist_info()[1] > 1:
-            limit = None if timeout is None else datetime.timedelta(seconds=timeout)
+            limit = None if timeout is None else limit_of_operations(timeout)
             # On the CPU, beside the GPUs' work.
             self._group = dist.new_group(timeout=limit, backend='gloo')
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 HANG_STATUS = 3  # the exit status of processes that a watchdog ends
 _LAST_MOMENT = 60.0  # seconds for an orderly end, before the process is ended in any case
-_FOR_START = 120.0  # seconds at least, before the first batch is asked for: imports, lists of files
+_FOR_START = 120.0  # seconds at least, before the first step: imports, lists of files, workers
+_FIRST_STEPS = 2  # one may be made ahead of a GPU
 # Where the main thread of a process is that waits for the others.
 _WAITING = ('torch/distributed/', 'torch/autograd/graph.py')
 
@@ -44,6 +45,7 @@ class Report:
         beat: Counts the reports: a process whose reports end is stopped, dead or cut off.
         notes: Counts what it has got on to.
         phase, iteration: What that was last.
+        steps: How many steps it has begun.
         place: Where its main thread is: file, line and function.
         waits: Whether that is inside a collective operation.
     """
@@ -54,6 +56,7 @@ class Report:
     notes: int = 0
     phase: str = 'start'
     iteration: int = 0
+    steps: int = 0
     place: str = ''
     waits: bool = False
 
@@ -76,12 +79,18 @@ def note(phase: str, iteration: int | None = None) -> None:
     _own.phase = phase
     if iteration is not None:
         _own.iteration = iteration
+    _own.steps += phase == 'step'
     _own.notes += 1
 
 
 def phase() -> str:
     """What this process has got on to: see ``note``; 'start' before."""
     return _own.phase
+
+
+def limit_of_operations(timeout: float) -> datetime.timedelta:
+    """How long collective operations wait, which name nobody: as long as a watchdog at most."""
+    return datetime.timedelta(seconds=max(timeout, _FOR_START))
 
 
 def start(timeout: float) -> None:
@@ -97,13 +106,35 @@ def start(timeout: float) -> None:
 
 
 def stop() -> None:
-    """Watch no longer."""
+    """Watch no longer but for the end of this process, which shall not take longer either."""
     global _watchdog
     if _watchdog is not None:
         _watchdog.stopped.set()
         _watchdog.join(1)  # it may wait for a store that is gone
-        faulthandler.cancel_dump_traceback_later()
+        faulthandler.dump_traceback_later(_watchdog.timeout + _LAST_MOMENT, exit=True)
+        threading.Thread(target=_end_late, args=(_watchdog.timeout,), daemon=True).start()
         _watchdog = None
+
+
+def _end_late(timeout: float) -> None:
+    """End this process if it still runs after a time, as in a handler of ``atexit``."""
+    time.sleep(timeout)
+    _own.place, _ = _place_of_main_thread()
+    logger.error('%s. Its training is over, and it has not ended for %g s.', _own, timeout)
+    _show_stacks()
+    _exit(HANG_STATUS)
+
+
+def _show_stacks() -> None:
+    sys.stderr.write(f'Stacks of rank {_own.rank}, of its threads the latest call first:\n')
+    sys.stderr.flush()
+    faulthandler.dump_traceback()
+
+
+def _exit(status: int) -> NoReturn:
+    for worker in multiprocessing.active_children():
+        worker.kill()  # one that hangs would outlive this process
+    os._exit(status)
 
 
 def tell_of_failure(error: BaseException) -> bool:
@@ -137,9 +168,16 @@ class Watchdog(threading.Thread):
         self._store = self._connect()
 
     @property
+    def limit(self) -> float:
+        """Seconds without progress after which the run is ended."""
+        # In its first steps this process may wait for another one that has made none.
+        starts = _own.phase == 'start' or (_own.phase == 'step' and _own.steps <= _FIRST_STEPS)
+        return max(self.timeout, _FOR_START * starts)
+
+    @property
     def patience(self) -> float:
-        """Seconds without progress; less than the timeout of operations, which names nobody."""
-        return max(self.timeout, _FOR_START * (_own.phase == 'start')) - 3 * self.interval
+        """As ``limit``, but less than the timeout of operations, which names nobody."""
+        return self.limit - 3 * self.interval
 
     def _connect(self) -> Store:
         """A connection of our own: one thread's request would block another's."""
@@ -206,14 +244,14 @@ class Watchdog(threading.Thread):
             host = f'{os.environ["MASTER_ADDR"]}:{os.environ["MASTER_PORT"]}'
             reason = (
                 f'rank {self.rank} ({_own.who}) waits for others, and the store at {host} has not '
-                f'answered for {self.timeout:g} s: what runs there is stopped, dead or cut off. '
+                f'answered for {self.limit:g} s: what runs there is stopped, dead or cut off. '
                 f'From there came: {self._reports.get(0, "nothing")}.'
             )
             return {'reason': reason, 'ranks': [self.rank], 'judge': self.rank}
         silent = self._silent(now, self.patience)
         if not silent and (self.rank > 0 or now - max(self._moved.values()) <= self.patience):
             return None
-        reason, ranks = verdict(self._reports, silent, self.timeout)
+        reason, ranks = verdict(self._reports, silent, self.limit)
         end = {'reason': reason, 'ranks': ranks, 'judge': self.rank}
         with suppress(RuntimeError):  # the store went meanwhile
             end = self._publish(end)
@@ -240,23 +278,18 @@ class Watchdog(threading.Thread):
         elif self.rank == 0 and judge != 0:
             logger.warning('The run ends: %s', reason)
         if self.rank in ranks:
-            sys.stderr.write(f'Stacks of rank {self.rank}, of its threads the latest call first:\n')
-            sys.stderr.flush()
-            faulthandler.dump_traceback()
+            _show_stacks()
         # torchrun ends all of a host as soon as one ends: each shall have said what it has to say,
         # and a process that ends by itself shall do so in order.
-        pause = 3 * self.interval if ranks else _LAST_MOMENT / 2
+        pause = 3 * self.interval if ranks else min(_LAST_MOMENT / 2, self.timeout)
         if self.stopped.wait(pause):
             return
-        for worker in multiprocessing.active_children():
-            worker.kill()  # one that hangs would outlive this process
-        os._exit(HANG_STATUS if ranks else 1)
+        _exit(HANG_STATUS if ranks else 1)
 
     def tell_of_failure(self, error: BaseException) -> bool:
         """See the function of that name."""
-        faulthandler.dump_traceback_later(_LAST_MOMENT, exit=True)
-        kind, text = type(error).__name__, str(error).strip().partition('\n')[0]
-        own = self._failure(f'rank {self.rank} ({_own.who}) has failed: {kind}: {text}')
+        faulthandler.dump_traceback_later(min(_LAST_MOMENT, self.timeout + 10), exit=True)
+        own = self._failure(f'rank {self.rank} ({_own.who}) {_how_it_ends(error)}')
         try:
             if _is_of_communication(error):
                 end = self.verdict or self._reason_of_silence()
@@ -296,6 +329,15 @@ class Watchdog(threading.Thread):
                 return end
             time.sleep(self.interval / 2)
         return None
+
+
+def _how_it_ends(error: BaseException) -> str:
+    kind, text = type(error).__name__, str(error).strip().partition('\n')[0]
+    if isinstance(error, KeyboardInterrupt):
+        return 'was interrupted (SIGINT)'
+    if isinstance(error, SystemExit):
+        return f'has left the program: sys.exit({error.code!r})'
+    return f'has failed: {kind}: {text}'
 
 
 def verdict(

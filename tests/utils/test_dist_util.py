@@ -1,5 +1,6 @@
 import datetime
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -44,6 +45,7 @@ def joined(monkeypatch):
     """Record how the process group would be joined."""
     calls = []
     monkeypatch.setattr(dist, 'init_process_group', lambda *a, **k: calls.append((a, k)))
+    monkeypatch.setattr(dist_util, '_meet', lambda timeout: {})
     return calls
 
 
@@ -108,8 +110,8 @@ def test_nccl_is_taken_where_it_exists(environment, joined, monkeypatch, gpus, n
     fake_cuda(monkeypatch, gpus)
     monkeypatch.setattr(dist, 'is_nccl_available', lambda: nccl)
     environment(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, MASTER_ADDR='127.0.0.1')
-    init_dist('pytorch', backend=asked, timeout=90)
-    assert joined == [((used,), {'timeout': datetime.timedelta(seconds=90)})]
+    init_dist('pytorch', backend=asked, timeout=900)
+    assert joined == [((used,), {'timeout': datetime.timedelta(seconds=900)})]
 
 
 @pytest.mark.parametrize(('gpus', 'device'), [(4, 3), (1, 0), (2, 1)])
@@ -138,6 +140,16 @@ def test_processes_that_do_not_meet_say_so_in_time(environment):
     assert 'rank 1 of 2 found no process group at 127.0.0.1:9' in message
     assert 'MASTER_ADDR must be the node of rank 0' in message
     assert '\n' not in message
+
+
+def test_a_program_that_is_no_store_is_not_waited_for_without_end(environment, monkeypatch):
+    """It takes the connection, and never answers."""
+    monkeypatch.setattr(dist_util, '_LATE', 0.1)
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        port = silent.getsockname()[1]
+        environment(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
+        with pytest.raises(ConnectionError, match=f'127.0.0.1:{port} .what answers there is not'):
+            init_dist('pytorch', timeout=0.2)
 
 
 # ---------------------------------------------------------------------------- SLURM
@@ -191,7 +203,8 @@ def test_ranks_that_are_started_again_meet_apart_from_those_before(monkeypatch):
     """In one store, as torchrun keeps it; of the first start, only rank 1 has come."""
     store = dist.HashStore()
     here = threading.local()
-    monkeypatch.setattr(dist_util, 'rendezvous', lambda *_, **__: iter([(store, here.rank, 3)]))
+    meeting = {'store': store, 'rank': 0, 'world_size': 3}
+    monkeypatch.setattr(dist_util, '_meet', lambda timeout: meeting | {'rank': here.rank})
 
     def come(rank):
         here.rank = rank
@@ -208,6 +221,7 @@ def test_ranks_that_are_started_again_meet_apart_from_those_before(monkeypatch):
 
 def test_ranks_that_never_come_are_counted(monkeypatch):
     store = dist.HashStore()
-    monkeypatch.setattr(dist_util, 'rendezvous', lambda *_, **__: iter([(store, 0, 2)]))
+    meeting = {'store': store, 'rank': 0, 'world_size': 2}
+    monkeypatch.setattr(dist_util, '_meet', lambda timeout: meeting)
     with pytest.raises(dist.DistError, match='1 of 2 ranks have come'):
         dist_util._store_of_this_start(datetime.timedelta(seconds=0.05))

@@ -9,7 +9,7 @@ from basicsr.utils.watchdog import Report, note, verdict
 
 def report(rank, iteration=5, waits=True, place='x.py:1 in f', phase='step'):
     who = f'host{rank}, pid 1{rank}'
-    return Report(rank, who, 9, 9, phase, iteration, place, waits)
+    return Report(rank, who, 9, 9, phase, iteration, 9, place, waits)
 
 
 def test_who_does_not_report_is_to_blame():
@@ -66,3 +66,33 @@ def test_who_has_not_finished_the_step_of_an_iteration_is_to_blame():
         2: report(2, waits=False, phase='step'),
     }
     assert verdict(reports, [], 60)[1] == [1]
+
+
+def test_before_and_in_the_first_steps_there_is_more_time(monkeypatch):
+    watch = watchdog.Watchdog.__new__(watchdog.Watchdog)
+    watch.timeout, watch.interval = 12, 0.5
+    own = Report(0, 'here')
+    monkeypatch.setattr(watchdog, '_own', own)
+    limits = [watch.limit]
+    for phase in ('step', 'saving', 'step', 'data', 'step'):
+        note(phase)
+        limits.append(watch.limit)
+    assert limits == [120, 120, 12, 120, 12, 12]
+    assert watch.patience == 12 - 1.5
+    note('start')
+    watch.timeout = 1800
+    assert watch.limit == 1800
+
+
+def test_operations_wait_as_long_as_the_start_may_take():
+    assert watchdog.limit_of_operations(12).total_seconds() == 120
+    assert watchdog.limit_of_operations(1800).total_seconds() == 1800
+
+
+def test_an_end_is_told_for_what_it_is():
+    ends = [watchdog._how_it_ends(e) for e in (KeyboardInterrupt(), SystemExit(0), OSError('x\ny'))]
+    assert ends == [
+        'was interrupted (SIGINT)',
+        'has left the program: sys.exit(0)',
+        'has failed: OSError: x',
+    ]
