@@ -534,18 +534,17 @@ class SRModel(BaseModel):
         for metric, options in (self.opt['val'].get('metrics') or {}).items():
             if 'gt' not in images and _needs_reference(METRIC_REGISTRY.get(options['type'])):
                 continue
+            reason = '.'
             try:
                 values[metric] = float(calculate_metric(data, options))
-            except AssertionError as error:
-                raise AssertionError(f'metric {metric} of image {name}: {error}') from error
-            except ValueError as error:  # such as an image that is too small for it
-                values[metric] = math.nan
-                reason = f': {error}'
+            except (AssertionError, TypeError, ValueError) as error:
+                # One of ours cannot do with this image, which is too small, say.
+                if not isinstance(error, ValueError) or METRIC_REGISTRY.is_users(options['type']):
+                    raise type(error)(f'metric {metric} of image {name}: {error}') from error
+                values[metric], reason = math.nan, f': {error}'
             except Exception as error:
                 error.add_note(f'while computing the metric {metric} of image {name}')
                 raise
-            else:
-                reason = '.'
             if math.isnan(values[metric]) and metric not in self._undefined:
                 self._undefined.add(metric)
                 logger.warning('Metric %s of image %s is NaN%s', metric, name, reason)
