@@ -18,7 +18,7 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,15 +85,19 @@ def open_cache(
                 logger.info(
                     'Image caches unused for %d days: %s freed.', _KEEP_DAYS, sizeof_fmt(freed)
                 )
-            cache = ImageCache(default_root(), sources, kind, share=0.5)
-        else:
-            cache = ImageCache(str(option), sources, kind)
+        root, share = (default_root(), 0.5) if automatic else (str(option), None)
+        try:
+            cache = ImageCache(root, sources, kind, share)
+            about = str(cache)
+        except FileNotFoundError:  # it has been cleared meanwhile
+            cache = ImageCache(root, sources, kind, share)
+            about = str(cache)
     except (OSError, NotImplementedError) as error:  # such as a file system without locks
         if not automatic:
             raise
         logger.warning('No image cache, images are decoded each time: %s', error)
         return None
-    logger.info('Image cache of %s: %s', what, cache)
+    logger.info('Image cache of %s: %s', what, about)
     return cache
 
 
@@ -284,7 +288,7 @@ def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
     found = []
     for pixels in sorted(root.glob('*/pixels.bin')):
         about = pixels.with_name('about.json')
-        with pixels.open('rb') as file:
+        with suppress(FileNotFoundError), pixels.open('rb') as file:  # cleared by others meanwhile
             if about.exists() and file.read(len(_MAGIC)) == _MAGIC:
                 size = pixels.stat().st_size
                 found.append({'folder': pixels.parent, 'size': size, **_read_about(about)})
@@ -310,11 +314,12 @@ def clear_caches(root: str | Path | None = None, unused_for: float = 0) -> int:
     freed = 0
     for cache in list_caches(root):
         folder = cache['folder']
-        if time.time() - (folder / 'about.json').stat().st_mtime < unused_for * 86400:
-            continue
-        for name in _FILES:
-            (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        freed += cache['size']
+        with suppress(FileNotFoundError):  # cleared by others meanwhile
+            if time.time() - (folder / 'about.json').stat().st_mtime < unused_for * 86400:
+                continue
+            for name in _FILES:
+                (folder / name).unlink(missing_ok=True)
+            freed += cache['size']
+            if not any(folder.iterdir()):
+                folder.rmdir()
     return freed

@@ -399,3 +399,21 @@ def test_auto_does_without_on_a_file_system_without_locks(monkeypatch, caplog):
     monkeypatch.setattr('basicsr.data.image_cache.FileLock', no_locks)
     assert open_cache('auto', ['/data/0.png'], 'color', 'images') is None
     assert 'No image cache, images are decoded each time' in caplog.text
+
+
+@pytest.mark.parametrize('times', [1, 2])
+def test_a_cache_that_is_cleared_while_it_is_opened_is_made_anew(tmp_path, monkeypatch, times):
+    prepare, left = ImageCache._prepare, [times]
+
+    def prepare_and_lose(self, *args):
+        prepare(self, *args)
+        if left[0]:
+            left[0] -= 1
+            clear_caches(tmp_path)
+
+    monkeypatch.setattr(ImageCache, '_prepare', prepare_and_lose)
+    if times == 1:
+        assert open_cache(str(tmp_path), ['/data/0.png'], 'color', 'images').decoded == 0
+    else:  # somebody clears it all the time
+        with pytest.raises(FileNotFoundError):
+            open_cache(str(tmp_path), ['/data/0.png'], 'color', 'images')
