@@ -61,8 +61,6 @@ class CheckpointSeries:
     def prune(self, folder: str | Path, iteration: int) -> None:
         """Remove the states up to an iteration that are not to be kept, and their networks.
 
-        Networks without a state go too: a process that was killed meanwhile has left them.
-
         Args:
             folder: Of the states.
         """
@@ -70,20 +68,21 @@ class CheckpointSeries:
             return
         states = [file for file in numbered_states(folder) if _number(file) <= iteration]
         ranked = sorted(states, key=lambda file: (self.is_regular(file), _number(file)))
-        gone = [file for file in ranked[: -self._keep_last] if _number(file) != iteration]
-        kept = {file.stem for file in states} - {file.stem for file in gone}
-        networks = [
-            file
-            for file in self._models.glob('net_*_*.*')
-            if (number := file.stem.rpartition('_')[2]).isdigit()
-            and number not in kept
-            and int(number) <= iteration
-        ]
-        for file in (*gone, *networks):  # states first: they are of no use without networks
-            try:
+        for state in ranked[: -self._keep_last]:
+            if _number(state) != iteration:
+                self._remove(state)
+
+    def _remove(self, state: Path) -> None:
+        """Remove networks and then their state, by which a killed removal is found and finished.
+
+        Networks without a state are left alone: they may be kept on purpose.
+        """
+        networks = self._models.glob(f'net_*_{state.stem}.*')
+        try:
+            for file in (*networks, state):
                 file.unlink(missing_ok=True)
-            except OSError as error:  # the run itself has what it needs
-                logger.warning('logger.keep_last: cannot remove %s: %s', file, error.strerror)
+        except OSError as error:  # the run itself has what it needs
+            logger.warning('logger.keep_last: cannot remove %s: %s', state, error)
 
 
 def numbered_states(folder: str | Path) -> list[Path]:

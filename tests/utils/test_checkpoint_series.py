@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -307,23 +308,47 @@ def test_a_file_that_cannot_be_removed_costs_a_warning(tmp_path, caplog):
     assert 'keep_last: cannot remove' in caplog.text
 
 
-@pytest.mark.parametrize('left', ['2.state', 'net_g_2.pth'])
-def test_what_a_kill_has_left_of_a_removal_goes_at_the_next_one(tmp_path, left):
-    series = CheckpointSeries(tmp_path, keep_last=1)
-    (tmp_path / left).write_bytes(b'')
-    series.write({'params': {}}, tmp_path / 'net_g_4.pth')
-    series.write({'iter': 4}, tmp_path / '4.state')
-    assert names(tmp_path) == ['4.state', 'net_g_4.pth']
+def two_networks(series, folder, iteration):
+    for label in 'gd':
+        series.write({'params': {}}, folder / f'net_{label}_{iteration}.pth')
+    series.write({'iter': iteration}, folder / f'{iteration}.state')
+
+
+@pytest.mark.parametrize('files_removed', range(3))
+def test_a_removal_that_is_killed_is_finished_by_the_next_one(tmp_path, monkeypatch, files_removed):
+    series, unlink, removed = CheckpointSeries(tmp_path, keep_last=1), Path.unlink, []
+
+    def die_at(path, missing_ok=False):
+        if path.name in ('2.state', 'net_g_2.pth', 'net_d_2.pth'):
+            if len(removed) == files_removed:
+                raise Interrupted
+            removed.append(path)
+        unlink(path, missing_ok)
+
+    two_networks(series, tmp_path, 2)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Path, 'unlink', die_at)
+        two_networks(series, tmp_path, 4)
+    assert len(names(tmp_path, '*2.*')) == 3 - files_removed
+    CheckpointSeries(tmp_path, keep_last=1).prune(tmp_path, 4)
+    assert names(tmp_path) == ['4.state', 'net_d_4.pth', 'net_g_4.pth']
 
 
 def test_what_a_kill_has_left_goes_when_a_finished_run_is_resumed(run, train_opt):
     folder = run(train_opt(logger__keep_last=1))
-    for name in ('training_states/4.state', 'models/net_g_2.pth'):
+    for name in ('training_states/4.state', 'models/net_g_4.pth', 'models/net_g_best.pth'):
         (folder / name).write_bytes(b'')
-    (folder / 'models/net_g_best.pth').write_bytes(b'')
     run(train_opt(logger__keep_last=1), '--auto_resume')
     assert names(folder / 'training_states') == ['6.state']
     assert names(folder / 'models') == ['net_g_6.pth', 'net_g_best.pth', 'net_g_latest.pth']
+
+
+def test_networks_whose_states_the_user_has_removed_are_kept(run, train_opt):
+    folder = run(train_opt(train__total_iter=4))
+    (folder / 'training_states/2.state').unlink()
+    run(train_opt(logger__keep_last=1), '--auto_resume')
+    assert names(folder / 'training_states') == ['6.state']
+    assert names(folder / 'models', 'net_g_?.pth') == ['net_g_2.pth', 'net_g_6.pth']
 
 
 def test_a_run_that_is_moved_aside_keeps_no_temporaries(run, train_opt, tmp_path):
