@@ -44,6 +44,7 @@ from basicsr.utils.logger import (
     get_env_info,
     get_root_logger,
     init_tb_loggers,
+    keep_rows,
 )
 from basicsr.utils.misc import (
     best_effort,
@@ -288,6 +289,8 @@ def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
         for key in ('models', 'training_states', 'visualization'):
             Path(path[key]).mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(path['experiments_root'])
+        for skipped in Path(path['experiments_root']).glob('skipped.jsonl'):
+            keep_rows(skipped, 'sample')
         model.drop_later_files(start_iter)
         model.checkpoints.prune(path['training_states'], start_iter)
     note_launcher(path['experiments_root'])

@@ -19,6 +19,7 @@ TABLES = {
     'datasets.val, datasets.val_*, datasets.test, datasets.test_*': options.DatasetOptions,
     'path': options.PathOptions,
     'train': options.TrainOptions,
+    'train.compile': options.CompileOptions,
     'train.swa': options.SwaOptions,
     'train.mixing': options.MixingOptions,
     'train.mixing.mixup, train.mixing.cutmix': options.MixOptions,

@@ -1,6 +1,7 @@
 """Files from strangers run no code: neither through a call of ours, nor through what they hold."""
 
 import ast
+import gzip
 import io
 import pickle
 import shutil
@@ -13,7 +14,7 @@ from runs import log_text
 
 from basicsr.archs.vgg_arch import VGGFeatureExtractor
 from basicsr.cli import _message_for_users
-from basicsr.data.paired_tar_dataset import _read
+from basicsr.data.paired_tar_dataset import _count_pairs, _read
 from basicsr.data.samplers import build_sampler
 from basicsr.models.averaging import write_averages
 from basicsr.models.optimization import build_optimizer
@@ -257,5 +258,30 @@ def test_a_file_in_a_shard_is_bounded_before_it_takes_memory(tmp_path, monkeypat
         else:
             member.size = 10**6 + 1
             tar.addfile(member, io.BytesIO(bytes(member.size)))
-    with pytest.raises(ValueError, match=r'0\.gt\.png claims [\d,]+ bytes.*an image has at most'):
-        list(_read([str(shard)]))
+    for read in (_count_pairs, lambda shard: list(_read([shard]))):
+        with pytest.raises(
+            ValueError, match=r'0\.gt\.png claims [\d,]+ bytes.*an image has at most'
+        ):
+            read(str(shard))
+
+
+@pytest.mark.parametrize('kind', [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_long_name_in_a_shard_is_bounded_before_it_takes_memory(tmp_path, kind):
+    shard, size = tmp_path / 'x.tar', 2**20 + 1
+    with gzip.open(shard, 'wb') as file:
+        member = tarfile.TarInfo('0.gt.png')
+        member.type, member.size = kind, size
+        file.write(member.tobuf(tarfile.GNU_FORMAT) + bytes(size))
+    for read in (_count_pairs, lambda shard: list(_read([shard]))):
+        with pytest.raises(ValueError, match='attributes of 1,048,577 bytes'):
+            read(str(shard))
+
+
+def test_a_test_makes_no_folder_but_its_own(run, train_opt, tmp_path):
+    opt = train_opt(train__total_iter=1)
+    weights = run(opt) / 'models/net_g_latest.pth'
+    del opt['train'], opt['logger'], opt['datasets']['train']
+    folders = dict.fromkeys(('models', 'training_states', 'visualization'), str(tmp_path / 'other'))
+    opt |= {'name': 'tested', 'path': {'pretrain_network_g': str(weights), **folders}}
+    run(opt, pipeline='test')
+    assert not (tmp_path / 'other').exists()

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from basicsr.utils.file_client import Stamp
 from basicsr.utils.img_util import cv2
-from basicsr.utils.misc import atomic_path, sizeof_fmt
+from basicsr.utils.misc import atomic_path, remove_stale_temporaries, sizeof_fmt
 
 try:
     import fcntl
@@ -149,6 +149,7 @@ class ImageCache:
         if self.share is not None and _belongs_to_others(self.folder):
             raise PermissionError(f'{self.folder} belongs to another user.')
         with FileLock(self.folder / 'lock'):
+            remove_stale_temporaries(self.folder)  # whoever writes one holds the lock
             about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
             with atomic_path(self.folder / 'about.json', durable=False) as temporary:
                 temporary.write_text(json.dumps(about), encoding='utf-8')
@@ -317,6 +318,7 @@ def clear_caches(root: str | Path | None = None, unused_for: float = 0) -> int:
         with suppress(FileNotFoundError):  # cleared by others meanwhile
             if time.time() - (folder / 'about.json').stat().st_mtime < unused_for * 86400:
                 continue
+            remove_stale_temporaries(folder)
             for name in _FILES:
                 (folder / name).unlink(missing_ok=True)
             freed += cache['size']

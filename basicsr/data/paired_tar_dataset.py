@@ -1,5 +1,6 @@
 """Pairs of images out of tar shards, read from front to back."""
 
+import lzma
 import os
 import random
 import re
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -20,7 +21,12 @@ from basicsr.utils.text import some
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
 
-_MOST_BYTES = 2**29  # of a file in a shard; memory for it is taken at once
+# Memory is taken at once for a file in a shard, and for what goes before it, such as a long name.
+_MOST_BYTES, _MOST_BYTES_BEFORE = 2**29, 2**20
+_BEFORE_A_FILE = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 _OF_FOLDERS = (
     *('dataroot_gt', 'dataroot_lq', 'io_backend', 'meta_info_file', 'filename_tmpl', 'recursive'),
 )
@@ -162,10 +168,10 @@ def _is_address(shard: str) -> bool:
 def _count_pairs(shard: str) -> int:
     """Pairs in a file; only the headers are read."""
     try:
-        with tarfile.open(shard) as tar:
-            return sum('.gt.' in Path(member.name).name for member in tar)
-    except tarfile.TarError as error:
-        reason = str(error).partition(':')[0].strip()
+        with tarfile.open(shard, tarinfo=_Header) as tar:
+            return sum('.gt.' in Path(member.name).name for member in _files_of(tar, shard))
+    except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
+        reason = str(error).partition(':')[0].strip().rstrip('.')
         raise ValueError(f'cannot read {shard}: {reason}.') from error
 
 
@@ -176,32 +182,58 @@ def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
     # Neither ranks nor workers share the shards out: the loader does, by the sample.
     opened = url_opener({'url': shard} for shard in shards)
     try:
-        yield from group_by_keys(file for shard in opened for file in _files(shard))
+        for shard in opened:  # one by one, since the keys of two may be the same
+            yield from group_by_keys(_contents(shard))
     except (tarfile.TarError, ValueError, OSError) as error:
         reason = re.sub(r'\s+', ' ', str(error))[:300]
         raise ValueError(f'cannot read the shards {some(shards)}: {reason}') from error
 
 
-def _files(shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The files of an open shard, for ``group_by_keys``.
-
-    Raises:
-        ValueError: A file claims more than an image may have, or holes that a file need not have.
-    """
-    with tarfile.open(fileobj=shard['stream'], mode='r|*') as tar:
-        for member in tar:
-            tar.members = []  # it would keep all of them
-            if not member.isreg():
-                continue
-            if member.issparse() or member.size > _MOST_BYTES:
-                raise ValueError(
-                    f'{shard["url"]}: {member.name} claims {member.size:,} bytes'
-                    f'{" with holes" if member.issparse() else ""}; an image has at most '
-                    f'{_MOST_BYTES:,}, and no holes.'
-                )
+def _contents(shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The files of an open shard, for ``group_by_keys``."""
+    with tarfile.open(fileobj=shard['stream'], mode='r|*', tarinfo=_Header) as tar:
+        for member in _files_of(tar, shard['url']):
             content = tar.extractfile(member)
             assert content is not None  # of a regular file
             yield {'fname': member.name, 'data': content.read(), '__url__': shard['url']}
+
+
+def _files_of(tar: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
+    """The headers of the files in a shard.
+
+    Raises:
+        ValueError: One claims more than an image may have, or holes, which cost no bytes.
+    """
+    for member in tar:
+        tar.members = []  # it would keep all of them
+        if member.issparse() or member.size > _MOST_BYTES:
+            raise ValueError(
+                f'{shard}: {member.name} claims {member.size:,} bytes'
+                f'{" with holes" if member.issparse() else ""}; an image has at most '
+                f'{_MOST_BYTES:,}, and no holes.'
+            )
+        if member.isreg():
+            yield member
+
+
+class _Header(tarfile.TarInfo):
+    """A header, refused where its long name or its attributes would take much memory.
+
+    A damaged one is an error: as such tarfile takes it for the end of the shard.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.InvalidHeaderError as error:  # pyright: ignore (its stubs lack it)
+            raise tarfile.ReadError(f'a header is damaged ({error})') from error
+        if header.type in _BEFORE_A_FILE and header.size > _MOST_BYTES_BEFORE:
+            raise ValueError(
+                f'a name or attributes of {header.size:,} bytes; at most {_MOST_BYTES_BEFORE:,} '
+                'belong to a file.'
+            )
+        return header
 
 
 def _shuffled(items: Iterable, size: int, order: random.Random) -> Iterator:

@@ -13,7 +13,7 @@ from typing import Any
 from .lmdb_check import check_lmdb
 from .text import some
 
-_READING_OPTIONS = ('max_readers', 'max_spare_txns', 'subdir')
+_READING_OPTIONS = ('max_readers', 'max_spare_txns')
 # Size and modification time, in ns.
 Stamp = tuple[int, int]
 
@@ -81,7 +81,7 @@ class LmdbBackend(BaseStorageBackend):
         db_paths: Folder of a database, or a list of them.
         client_keys: A name for each.
         readonly, lock: Only reading without lock files is possible here.
-        readahead, max_readers, max_spare_txns, subdir: As in ``lmdb.open``.
+        readahead, max_readers, max_spare_txns: As in ``lmdb.open``.
 
     Raises:
         ValueError: An option would write, or is another one.

@@ -4,6 +4,7 @@ import datetime
 import json
 import logging
 import math
+import re
 import shutil
 import sys
 import threading
@@ -327,33 +328,43 @@ def read_rows(path: str | Path, number: str | None = None) -> list[dict[str, Any
     return [row for row in _parsed_rows(path, number) if row is not None]
 
 
-def keep_rows(path: Path, number: str, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-    """Leave some rows out of a file; if it is damaged, a copy of it stays beside it.
+def keep_rows(
+    path: Path, number: str, is_kept: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> None:
+    """Leave some rows out of a file; what is damaged stays beside it, under another name.
 
     Args:
         number: As of ``read_rows``.
     """
-    rows = _parsed_rows(path, number)
-    damaged = sum(row is None for row in rows[:-1])  # a killed run may leave half of the last line
+    aside = path.with_name(f'{path.name}_damaged_{get_time_str()}')
+    try:
+        rows = _parsed_rows(path, number)
+    except OSError as error:  # a folder, or on a part of the disk that cannot be read
+        path.rename(aside)
+        logger.warning('%s cannot be read, and is %s now: %s', path, aside, error)
+        rows = []
+    damaged = sum(row is None for row in rows)
     if damaged:
-        copy = path.with_name(f'{path.stem}_damaged_{get_time_str()}{path.suffix}')
-        shutil.copy2(path, copy)
-        logger.warning('%s: %d lines are damaged and left out; as it was: %s', path, damaged, copy)
+        shutil.copy2(path, aside)
+        logger.warning('%s: %d lines are damaged and left out; as it was: %s', path, damaged, aside)
     kept = (json.dumps(row) + '\n' for row in rows if row is not None and is_kept(row))
     with atomic_path(path) as temporary:
         temporary.write_text(''.join(kept), encoding='utf-8')
 
 
 def _parsed_rows(path: str | Path, number: str | None) -> list[dict[str, Any] | None]:
-    """The rows of a file of JSON lines; None for a damaged one."""
-    rows: list[dict[str, Any] | None] = []
-    for line in Path(path).read_bytes().splitlines():
-        row = None
-        with suppress(ValueError):
-            row = json.loads(line)
-        is_row = isinstance(row, dict) and (number is None or type(row.get(number)) is int)
-        rows.append(row if is_row else None)
-    return rows
+    """The rows of a file of JSON lines; None for a damaged one, but for half a line at the end."""
+    *lines, last = Path(path).read_bytes().split(b'\n')
+    rows = [_parsed(line, number) for line in lines]
+    return [*rows, *filter(None, [_parsed(last, number)])]
+
+
+def _parsed(line: bytes, number: str | None) -> dict[str, Any] | None:
+    row = None
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+    is_row = isinstance(row, dict) and (number is None or type(row.get(number)) is int)
+    return row if is_row else None
 
 
 class TensorBoardWriter:
@@ -413,7 +424,10 @@ class WandbWriter(_RowWriter):
         folder = Path(opt['path'].get('experiments_root') or opt['path']['results_root'])
         id_file = folder / 'wandb_run_id.txt'
         if resumed and not run_id and id_file.exists():
-            run_id = id_file.read_text(encoding='utf-8').strip()
+            run_id = id_file.read_text(encoding='utf-8', errors='replace').strip()
+            if not re.fullmatch(r'[\w. -]+', run_id, re.ASCII):
+                logger.warning('%s is damaged: wandb begins a new run.', id_file)
+                run_id = None
         settings = {'name': opt['name'], 'dir': str(folder), 'reinit': 'finish_previous', **options}
         resume = 'allow' if run_id else 'never'
         try:

@@ -182,7 +182,8 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
 def remove_stale_temporaries(folder: str | Path) -> None:
     """Remove what a killed process left behind in the middle of a write."""
     for file in Path(folder).rglob('.*.tmp'):
-        file.unlink(missing_ok=True)
+        if not file.is_dir():
+            file.unlink(missing_ok=True)
 
 
 def check_resume(opt: dict, resume_iter: int, files: Collection[str] = ()) -> None:

@@ -442,6 +442,8 @@ def _complete_paths(opt: dict, root: Path) -> None:
         path['models'] = str(folder / 'models')
         path['training_states'] = str(folder / 'training_states')
     else:
+        for key in ('models', 'training_states'):  # of a training; here they are no folders
+            path.pop(key, None)
         folder = Path(path['results_root'] or root / 'results').expanduser() / opt['name']
         path['results_root'] = str(folder)
     in_the_way = next((f for f in (folder, *folder.parents) if f.exists()), folder)

@@ -194,7 +194,8 @@ def was_begun_by_launcher(folder: str | Path) -> bool:
     """
     agents = _agents()
     file = Path(folder) / _AGENTS
-    begun = bool(agents) and file.is_file() and not agents.isdisjoint(file.read_text().split())
+    known = file.read_text(errors='replace').split() if agents and file.is_file() else ()
+    begun = not agents.isdisjoint(known)
     return from_master(begun)
 
 

@@ -131,6 +131,23 @@ def test_others_are_taken_alike_by_any_number_of_workers_and_after_a_resume(
     assert skipped(cut) == skipped(folder)
 
 
+def test_a_damaged_line_of_the_list_is_set_aside_at_a_resume(run, opt, damaged):
+    options, gt, lq = opt()
+    damaged(lambda: (Path(lq) / '0003.png').exists() and damage(gt, lq))
+    short = {**options, 'train': {**options['train'], 'total_iter': 6}}
+    file = run(short) / 'skipped.jsonl'
+    count = len(read_rows(file))
+    content = bytearray(file.read_bytes())
+    content[5] = 0xFF
+    file.write_bytes(content)
+    (Path(gt) / '0003.png').unlink()
+    folder = run(options, '--auto_resume')
+    assert 'skipped.jsonl: 1 lines are damaged and left out' in log_text(folder)
+    (copy,) = folder.glob('skipped.jsonl_damaged_*')
+    assert copy.read_bytes() == content
+    assert len(file.read_bytes().splitlines()) == len(read_rows(file)) >= count - 1
+
+
 def test_images_of_a_blind_degradation_and_of_an_lmdb_are_passed_over(run, opt, damaged, tmp_path):
     options, gt, lq = opt()
     damaged(lambda: truncate(Path(gt) / '0001.png'))

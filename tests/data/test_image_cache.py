@@ -311,6 +311,19 @@ def test_caches_can_be_listed_and_cleared(cache, tmp_path):
     assert json.dumps(list_caches(tmp_path / 'nothing')) == '[]'
 
 
+def test_what_a_killed_process_was_writing_goes_with_the_next_one_and_with_the_cache(
+    cache, tmp_path
+):
+    cache.put(0, STAMP, image(0))
+    left = cache.folder / '.about.json.1-1.tmp'
+    left.touch()
+    ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
+    assert not left.exists()
+    left.touch()
+    clear_caches(tmp_path)
+    assert not cache.folder.exists()
+
+
 @pytest.mark.parametrize('content', [b'', b'[]', b'\xff\xfe', b'{"kind": "color"}'])
 def test_a_cache_that_does_not_say_what_it_is_is_no_obstacle(cache, tmp_path, content):
     """A power cut may leave an empty file."""

@@ -1,6 +1,9 @@
 """Pairs out of tar shards."""
 
+import bz2
+import gzip
 import io
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import torch
 from runs import checkpoint, differences, rows
 
 from basicsr.data.paired_image_dataset import PairedImageDataset
-from basicsr.data.paired_tar_dataset import PairedTarDataset, find_shards
+from basicsr.data.paired_tar_dataset import PairedTarDataset, _count_pairs, _read, find_shards
 
 pytest.importorskip('webdataset', reason='the extra tar is not installed')
 
@@ -185,6 +188,35 @@ def test_shards_that_are_damaged_or_double_are_named_when_they_are_read(shards, 
             tar.add(Path(shards[1]) / '0000.png', 'a.gt.png')
     with pytest.raises(ValueError, match=r'cannot read the shards .*double\.tar.*duplicate'):
         list(PairedTarDataset(options(str(tmp_path / 'double.tar'))))
+
+
+def test_two_shards_may_end_and_begin_with_the_same_name(shards, tmp_path):
+    for name in 'ab':
+        with tarfile.open(tmp_path / f'{name}.tar', 'w') as tar:
+            for kind, folder in zip(('gt', 'lq'), shards[1:], strict=True):
+                tar.add(Path(folder) / '0000.png', f'0.{kind}.png')
+    dataset = PairedTarDataset(options([str(tmp_path / f'{name}.tar') for name in 'ab']))
+    assert len(dataset) == 2 and names(dataset) == ['0.gt.png', '0.gt.png']
+
+
+def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(shards, tmp_path):
+    shard, number = tmp_path / 'set-01.tar', 4
+    with tarfile.open(shard) as tar:
+        offset = tar.getmembers()[number].offset
+    content = bytearray(shard.read_bytes())
+    content[offset] ^= 1
+    shard.write_bytes(content)
+    for read in (_count_pairs, lambda shard: list(_read([shard]))):
+        with pytest.raises(ValueError, match=r'set-01\.tar: a header is damaged \(bad checksum'):
+            read(str(shard))
+
+
+@pytest.mark.parametrize('pack', [gzip, bz2, lzma])
+def test_a_packed_shard_that_is_cut_off_is_named(shards, tmp_path, pack):
+    content = pack.compress((tmp_path / 'set-01.tar').read_bytes())
+    (tmp_path / 'cut.tar').write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r'cannot read .*cut\.tar: '):
+        _count_pairs(str(tmp_path / 'cut.tar'))
 
 
 def test_a_stream_is_no_part_of_a_mixture(shards):

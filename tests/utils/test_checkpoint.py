@@ -128,8 +128,9 @@ def test_permissions_are_those_of_any_file_or_of_the_old_one(tmp_path):
 def test_what_a_killed_process_left_is_removed(tmp_path):
     for name in ('.net_g_5.pth.123.tmp', 'net_g_5.pth', 'mine.tmp'):
         (tmp_path / name).touch()
+    (tmp_path / '.folder.tmp').mkdir()
     remove_stale_temporaries(str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ['mine.tmp', 'net_g_5.pth']
+    assert sorted(os.listdir(tmp_path)) == ['.folder.tmp', 'mine.tmp', 'net_g_5.pth']
 
 
 def test_a_run_goes_on_after_a_full_disk(run, train_opt, monkeypatch):

@@ -267,3 +267,6 @@ def test_a_folder_belongs_to_the_torchrun_that_has_begun_it(tmp_path, monkeypatc
     assert preemption.was_begun_by_launcher(tmp_path)
     monkeypatch.setattr(os, 'getppid', lambda: 1)
     assert not preemption.was_begun_by_launcher(tmp_path), 'of another start'
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b'\xff')
+    assert not preemption.was_begun_by_launcher(tmp_path), 'damaged'
