@@ -25,7 +25,7 @@ setup(
         'schedule-free': ['schedulefree>=1.4.1'],
         'tar': ['webdataset>=1.0.2'],
         'test': [
-            *('pytest>=8', 'pytest-xdist>=3.6', 'ruff>=0.14', 'setuptools>=77'),
+            *('pytest>=8', 'pytest-xdist>=3.8', 'ruff>=0.14', 'setuptools>=77'),
             *('safetensors>=0.5.0', 'schedulefree>=1.4.1', 'webdataset>=1.0.2'),
         ],
         'docs': ['sphinx>=8', 'myst-parser>=4', 'furo>=2024.8'],

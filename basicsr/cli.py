@@ -143,7 +143,10 @@ def manage_caches(arguments: list[str]) -> None:
     from basicsr.data.image_cache import clear_caches, default_root, list_caches
     from basicsr.utils.text import printable, sizeof_fmt
 
-    root = Path(args.folder or default_root())
+    try:
+        root = Path(args.folder or default_root())
+    except FileNotFoundError as error:
+        parser.error(str(error))
     if args.folder and not root.is_dir():
         parser.error(f'{root} is no folder.')
     if args.action == 'clear':

@@ -420,8 +420,9 @@ def iterations(opt: dict, start_iter: int, preemption: PreemptionWatch) -> Itera
         disable=None if opt['rank'] == 0 else True,
         unit='iter',
     )
-    with preemption.heed_interrupts():
-        yield from bar
+    preemption.is_stepping = True
+    yield from bar
+    preemption.is_stepping = False
 
 
 def draw_results(opt: dict, model: Any, logger: Any) -> None:

@@ -1,5 +1,6 @@
 """Fixtures: small image pairs, a small option file, and runs of the two pipelines on it."""
 
+import errno
 import json
 import logging
 import os
@@ -60,6 +61,32 @@ def _forget_plugins():
     for name in registry.plugin_modules:
         sys.modules.pop(name, None)
     registry.plugin_modules.clear()
+
+
+@pytest.fixture
+def no_home(monkeypatch):
+    """As in a container whose user is not known to the system."""
+
+    def unknown(uid):
+        raise KeyError(f'getpwuid(): uid not found: {uid}')
+
+    for name in ('HOME', 'XDG_CACHE_HOME', 'TORCH_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr('pwd.getpwuid', unknown)
+
+
+@pytest.fixture
+def break_locks(monkeypatch):
+    """Let locks fail as on some network file systems, or with another error."""
+
+    def break_them(number=errno.ENOLCK):
+        def fail(*_):
+            raise OSError(number, os.strerror(number))
+
+        for name in ('flock', 'lockf'):
+            monkeypatch.setattr(f'fcntl.{name}', fail)
+
+    return break_them
 
 
 @pytest.fixture

@@ -331,6 +331,15 @@ def test_caches_are_listed_and_cleared_by_a_command(tmp_path, monkeypatch, capsy
     assert not list(tmp_path.glob('*/pixels.bin'))
 
 
+def test_without_a_home_the_cache_command_asks_for_a_folder(no_home, monkeypatch, capsys):
+    from basicsr import cli
+
+    monkeypatch.setattr(sys, 'argv', ['basicsr', 'cache'])
+    with pytest.raises(SystemExit, match='2'):
+        cli.main()
+    assert 'error: there is no home folder: set HOME' in capsys.readouterr().err
+
+
 BROKEN_METRIC = """
 from basicsr.utils.registry import METRIC_REGISTRY
 

@@ -208,6 +208,8 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
 
     local = PRETRAINED_FOLDER / file_name
     cached = Path(torch.hub.get_dir(), 'checkpoints', file_name)
+    if cached.parts[0] == '~':  # there is no home folder
+        cached = local
     for path in (local, cached):
         if path.is_file():
             return path, load_checkpoint(path)

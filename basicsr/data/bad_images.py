@@ -9,11 +9,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from torch.utils.data import Dataset, default_collate
 
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
+from basicsr.utils.misc import locked
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class BadImages:
     def _write_down(self, file: Path, key: str, row: dict) -> None:
         """Add an image to the list, if no other process has done so."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f'.{file.name}.lock')):
+        with locked(file.with_name(f'.{file.name}.lock')):
             self._read(file)
             if key not in self._known:
                 with file.open('a', encoding='utf-8') as rows:

@@ -20,19 +20,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from basicsr.utils.file_client import Stamp
 from basicsr.utils.img_util import cv2
-from basicsr.utils.misc import atomic_path, remove_stale_temporaries, sizeof_fmt
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None
+from basicsr.utils.misc import atomic_path, locked, remove_stale_temporaries
+from basicsr.utils.text import sizeof_fmt
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +46,14 @@ def default_root() -> Path:
     """Where caches are kept unless an option names a folder.
 
     Raises:
-        FileNotFoundError: The user has no home folder.
+        FileNotFoundError: The user has no home folder, as in some containers.
     """
-    try:
-        cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-    except RuntimeError as error:  # as of an unknown user in a container
+    folder = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    if folder.startswith('~'):
         raise FileNotFoundError(
-            'there is no home folder: set HOME or XDG_CACHE_HOME, or name a folder.'
-        ) from error
-    return cache / 'basicsr' / 'images'
+            'there is no home folder: set HOME, or XDG_CACHE_HOME for caches alone.'
+        )
+    return Path(folder) / 'basicsr' / 'images'
 
 
 def open_cache(
@@ -148,7 +142,7 @@ class ImageCache:
         self.folder.mkdir(mode=0o777 if self.share is None else 0o700, parents=True, exist_ok=True)
         if self.share is not None and _belongs_to_others(self.folder):
             raise PermissionError(f'{self.folder} belongs to another user.')
-        with FileLock(self.folder / 'lock'):
+        with self._exclusive():
             remove_stale_temporaries(self.folder)  # whoever writes one holds the lock
             about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
             with atomic_path(self.folder / 'about.json', durable=False) as temporary:
@@ -213,7 +207,7 @@ class ImageCache:
     def _append(self, header: bytes, planes: np.ndarray) -> int:
         """Write an image at the end of the pixels; returns where, or 0 if there is no room."""
         path = self.folder / 'pixels.bin'
-        with path.open('r+b', buffering=0) as file, self._exclusive(file):
+        with path.open('r+b', buffering=0) as file, self._exclusive():
             end = file.seek(0, os.SEEK_END)
             offset = -(-end // _ALIGN) * _ALIGN
             if not self._has_room(offset, len(header) + planes.nbytes):
@@ -228,17 +222,12 @@ class ImageCache:
         return offset
 
     @contextmanager
-    def _exclusive(self, file: BinaryIO) -> Iterator[None]:
-        """Keep other processes from appending meanwhile."""
-        if fcntl is None:
-            with FileLock(self.folder / 'lock'):
-                yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)  # a hundred times as quick
-        try:
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other processes from writing meanwhile: one would overwrite what another appends."""
+        with locked(self.folder / 'lock') as is_alone:
+            if not is_alone:
+                raise OSError(errno.ENOLCK, f'the file system of {self.folder} has no locks')
             yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
 
     def _has_room(self, size: int, more: int) -> bool:
         if self.share is None:

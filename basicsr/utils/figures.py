@@ -156,7 +156,7 @@ def _draw_curves(axis: Any, title: str, curves: Mapping[str, Sequence[tuple[int,
     if title == 'loss' and is_positive:
         axis.set_yscale('log')
     else:
-        axis.ticklabel_format(axis='y', useOffset=False)
+        axis.yaxis.set_major_formatter('{x:.8g}')
     axis.grid(alpha=0.3)
     axis.legend()
 
@@ -256,9 +256,11 @@ def _draw_choices(axis: Any, series: Mapping, values: Sequence, colours: Mapping
 def _figure(width: float, height: float) -> Any:
     # Without pyplot: no global state, no display. A notebook's backend, which processes inherit,
     # may not be installed here.
-    os.environ.pop('MPLBACKEND', None)
+    backend = os.environ.pop('MPLBACKEND', None)
     from matplotlib.figure import Figure
 
+    if backend is not None:
+        os.environ['MPLBACKEND'] = backend
     return Figure(figsize=(width, height), dpi=100, layout='tight')
 
 

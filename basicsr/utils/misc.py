@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from .dist_util import master_only
+from .failures import why_worker_died
 from .text import printable, sizeof_fmt
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +72,12 @@ def claim_folder(folder: str | Path) -> None:
     """Mark a run's folder as in use, until this process ends.
 
     The mark is a lock on a file beside the folder, which the system lifts from a killed process.
-    Where there are no such locks (Windows, some network drives), the folder is left unprotected.
+    Where there are no such locks (Windows, some network file systems) it is left unprotected.
 
     Raises:
         BlockingIOError: Another process has claimed it.
     """
-    try:
-        import fcntl
-    except ImportError:
+    if fcntl is None:
         return
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +92,34 @@ def claim_folder(folder: str | Path) -> None:
                 f'another process is writing to {folder}: wait for it, or choose another name.'
             ) from error
         logger.warning(
-            '%s: this file system has no locks (%s); do not start two runs of one name.',
-            *(folder, error.strerror or error),
+            'The file system of %s has no locks (%s): do not start two runs of this name at once.',
+            folder,
+            error.strerror,
         )
         return
     _claims.append(file)
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[bool]:
+    """Keep other processes out of such a block on the same file, which is made if need be.
+
+    Yields:
+        Whether they are kept out: some network file systems have no locks.
+    """
+    if fcntl is None:
+        from filelock import FileLock
+
+        with FileLock(path):
+            yield True
+        return
+    with open(path, 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            is_alone = True
+        except OSError:
+            is_alone = False
+        yield is_alone
 
 
 def scandir(
@@ -144,6 +171,8 @@ def best_effort(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if why_worker_died(error):  # which torch raises wherever the program is
+            raise
         reason = printable(f'{type(error).__name__}: {error}'.partition('\n')[0])
         logger.warning('%s could not be made: %s', what, reason)
 

@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -53,10 +53,14 @@ class PreemptionWatch:
 
     Args:
         timeout: Seconds after which a rank that does not answer is an error; None: torch's.
+
+    Attributes:
+        is_stepping: Whether steps are made, after which the state can be saved.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
         self.signal = 0  # that this rank has got, if any
+        self.is_stepping = False
         self._before: dict = {}
         self._note = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
@@ -69,6 +73,8 @@ class PreemptionWatch:
     def __enter__(self) -> 'PreemptionWatch':
         if threading.current_thread() is threading.main_thread():  # only there signals arrive
             self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in a job in the background
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,29 +84,19 @@ class PreemptionWatch:
     def _take(self, number: int, _: FrameType | None) -> None:
         self.signal = number
 
-    @contextmanager
-    def heed_interrupts(self) -> Iterator[None]:
-        """Within the block, the first Ctrl-C is such a signal as well; the second one interrupts.
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The first Ctrl-C between two steps is such a signal as well; any other one interrupts.
 
         An interruption at any moment may be lost in a callback, or break off a talk with a worker.
         """
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        # A job in the background ignores Ctrl-C.
-        if not in_main_thread or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            yield
+        before = self._before[number]
+        if not self.is_stepping or self.signal == number:
+            if callable(before):
+                before(number, frame)
             return
-
-        def take(number: int, frame: FrameType | None) -> None:
-            self._take(number, frame)
-            signal.signal(signal.SIGINT, before)
-            if get_dist_info()[0] == 0:  # a signal's handler must not log
-                os.write(2, b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
-
-        before = signal.signal(signal.SIGINT, take)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        self._take(number, frame)
+        if get_dist_info()[0] == 0:  # a signal's handler must not log
+            os.write(2, b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
 
     def asked(self) -> int:
         """The signal to stop for after this step, 0 without; every rank asks once a step."""

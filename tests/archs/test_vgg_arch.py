@@ -283,6 +283,13 @@ def test_weights_are_downloaded_into_the_cache_once(
     assert [url in message and 'option weights' in message for message in caplog.messages] == [True]
 
 
+def test_without_a_home_weights_are_kept_beside_the_experiments(offline, no_home):
+    with pytest.raises(FileNotFoundError) as info:
+        VGGFeatureExtractor(['conv2_1'], 'vgg11')
+    assert f'experiments/pretrained_models/{VGG11_FILE}' in str(info.value)
+    assert '~' not in str(info.value)
+
+
 def test_a_named_file_comes_before_the_others_and_must_exist(files, offline, tmp_path):
     places = tmp_path / 'experiments/pretrained_models'
     places.mkdir(parents=True)

@@ -298,6 +298,13 @@ def test_two_processes_write_each_file_down_once(run_program, opt, write, tmp_pa
         assert sorted(Path(row['path']).name for row in rows) == ['0001.png', '0004.png']
 
 
+def test_without_locks_bad_images_are_written_down_all_the_same(tmp_path, break_locks):
+    break_locks()
+    bad_images = BadImages(tmp_path / 'skipped.jsonl', 1000)
+    assert bad_images.passes_over(ValueError('cut off'), 3)
+    assert [row['reason'] for row in read_rows(tmp_path / 'skipped.jsonl')] == ['cut off']
+
+
 def test_what_a_lost_part_of_a_run_has_met_does_not_count_before_it_comes_again(tmp_path):
     rows = [{'path': f'{n}.png', 'reason': 'cut off', 'sample': 100 + n} for n in range(20)]
     (tmp_path / 'skipped.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_what_is_put_in_comes_out(cache, dtype, channels):
 
 
 def test_systems_without_file_locks_of_posix_have_others(cache, monkeypatch):
-    monkeypatch.setattr('basicsr.data.image_cache.fcntl', None)
+    monkeypatch.setattr('basicsr.utils.misc.fcntl', None)
     for index in range(2):
         cache.put(index, STAMP, image(index))
     assert all(np.array_equal(cache.get(i, STAMP), image(i)) for i in range(2))
@@ -189,6 +190,28 @@ def test_auto_does_without_where_it_cannot_write(tmp_path, monkeypatch, caplog):
     assert 'decoded each time' in caplog.text
     with pytest.raises(OSError, match='file'):
         open_cache(str(tmp_path / 'file' / 'x'), ['/a'], 'color', 'train')
+
+
+def test_auto_does_without_where_there_is_no_home(no_home, caplog):
+    assert open_cache('auto', ['/a'], 'color', 'train') is None
+    assert 'decoded each time: there is no home folder: set HOME' in caplog.text
+
+
+def test_auto_does_without_where_there_are_no_locks(break_locks, tmp_path, caplog):
+    break_locks()
+    assert open_cache('auto', ['/a'], 'color', 'train') is None
+    assert re.search('images are decoded each time: .* has no locks', caplog.text)
+    with pytest.raises(OSError, match='has no locks'):
+        open_cache(str(tmp_path), ['/a'], 'color', 'train')
+
+
+def test_nothing_is_added_once_a_lock_fails(cache, break_locks, caplog):
+    cache.put(0, STAMP, image(0))
+    break_locks()
+    cache.put(1, STAMP, image(1))
+    assert np.array_equal(cache.get(0, STAMP), image(0))
+    assert cache.get(1, STAMP) is None
+    assert 'grows no further' in caplog.text
 
 
 # ---------------------------------------------------------------------------- with datasets
@@ -393,25 +416,6 @@ def test_a_damaged_header_is_not_served(tmp_path):
     assert served == 0
     (cache.folder / 'pixels.bin').write_bytes(data)
     assert np.array_equal(ImageCache(tmp_path, ['a']).get(0, (1, 2)), img)
-
-
-def test_auto_does_without_where_there_is_no_home(monkeypatch, caplog):
-    def no_home():
-        raise RuntimeError('Could not determine home directory.')
-
-    monkeypatch.delenv('XDG_CACHE_HOME')
-    monkeypatch.setattr(Path, 'home', no_home)
-    assert open_cache('auto', ['/data/0.png'], 'color', 'images') is None
-    assert 'No image cache, images are decoded each time: there is no home folder' in caplog.text
-
-
-def test_auto_does_without_on_a_file_system_without_locks(monkeypatch, caplog):
-    def no_locks(*_):
-        raise NotImplementedError('FileSystem does not appear to support flock')
-
-    monkeypatch.setattr('basicsr.data.image_cache.FileLock', no_locks)
-    assert open_cache('auto', ['/data/0.png'], 'color', 'images') is None
-    assert 'No image cache, images are decoded each time' in caplog.text
 
 
 @pytest.mark.parametrize('times', [1, 2])

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import random
 import re
@@ -239,6 +240,37 @@ def test_a_folder_is_claimed_by_one_process_at_a_time(tmp_path):
     claim_folder(tmp_path / 'other')  # its process has ended
 
 
+@pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_a_folder_is_claimed_with_a_warning(number, break_locks, tmp_path, caplog):
+    from basicsr.utils.misc import claim_folder
+
+    break_locks(number)
+    claim_folder(tmp_path / 'run')
+    (message,) = caplog.messages
+    assert message.startswith(f'The file system of {tmp_path / "run"} has no locks')
+
+
+@pytest.mark.parametrize('number', [errno.EACCES, errno.EAGAIN])
+def test_of_two_errors_another_process_is_the_cause(number, break_locks, tmp_path):
+    from basicsr.utils.misc import claim_folder
+
+    break_locks(number)
+    with pytest.raises(BlockingIOError, match='another process is writing to '):
+        claim_folder(tmp_path / 'run')
+
+
+def test_a_locked_block_says_whether_others_are_kept_out(tmp_path, break_locks):
+    from basicsr.utils.misc import locked
+
+    with locked(tmp_path / 'lock') as is_alone:
+        assert is_alone
+        with (tmp_path / 'lock').open('a') as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    break_locks()
+    with locked(tmp_path / 'lock') as is_alone:
+        assert not is_alone
+
+
 def test_threads_may_write_one_file_at_once(tmp_path):
     """The last one wins, and no reader sees anything half written."""
     path, together = tmp_path / 'x.txt', threading.Barrier(2)
@@ -251,30 +283,6 @@ def test_threads_may_write_one_file_at_once(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, ('a' * 1000, 'b' * 1000)))
     assert set(path.read_text()) in ({'a'}, {'b'}) and os.listdir(tmp_path) == ['x.txt']
-
-
-@pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch, caplog, number):
-    from basicsr.utils.misc import claim_folder
-
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr('fcntl.lockf', refuse)
-    claim_folder(tmp_path / 'run')
-    assert 'this file system has no locks' in caplog.text
-
-
-@pytest.mark.parametrize('number', [errno.EACCES, errno.EAGAIN])
-def test_a_lock_that_is_held_is_another_process(tmp_path, monkeypatch, number):
-    from basicsr.utils.misc import claim_folder
-
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr('fcntl.lockf', refuse)
-    with pytest.raises(BlockingIOError, match='another process is writing'):
-        claim_folder(tmp_path / 'run')
 
 
 def test_what_is_made_with_best_effort_ends_no_run(caplog):
