@@ -27,6 +27,7 @@ from .image_cache import ImageCache
 from .prefetch_dataloader import PrefetchDataLoader
 from .progressive import Schedule
 from .sample_stream import SampleStream
+from .shared import DatasetAround
 
 __all__ = ['build_dataloader', 'build_dataset']
 
@@ -227,7 +228,7 @@ def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = Non
     )
 
 
-class SeededDataset(Dataset):
+class SeededDataset(DatasetAround):
     """A dataset asked with (sample number, index), which seeds all generators from the number.
 
     Asked with (sample number, index, crop size), it has the dataset make crops of that size.
@@ -247,7 +248,7 @@ class SeededDataset(Dataset):
         sampler: Sampler | None = None,
         bad_images: BadImages | None = None,
     ):
-        self.dataset = dataset
+        super().__init__(dataset)
         self.seed = seed
         self.sampler = sampler
         self.bad_images = bad_images or BadImages()
@@ -281,14 +282,6 @@ class SeededDataset(Dataset):
             return self.dataset[index]
         with seeded(self.seed, number):  # the process's own generators are the model's
             return self.dataset[index]
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # pyright: ignore[reportArgumentType]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 def worker_init_fn(

@@ -9,11 +9,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import locked
+
+from .shared import DatasetAround
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +132,8 @@ class BadItem(dict):
         raise ValueError(self['error'])
 
 
-class ReportedDataset(Dataset):
-    """A dataset whose images that cannot be read are items of the class BadItem.
-
-    Attributes of the dataset inside are reached through it.
-    """
-
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+class ReportedDataset(DatasetAround):
+    """A dataset whose images that cannot be read are items of the class BadItem."""
 
     def __getitem__(self, index: int) -> Any:
         try:
@@ -147,14 +143,6 @@ class ReportedDataset(Dataset):
                 raise
             path = str(getattr(error, 'filename', None) or '')
             return BadItem(error=str(error) or type(error).__name__, path=path)
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # pyright: ignore[reportArgumentType]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 def collate_reported(items: list) -> Any:

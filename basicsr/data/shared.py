@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 Pair = dict[str, str]
 
@@ -90,3 +91,18 @@ class SaidOnce:
 
     def add(self, thing: str) -> None:
         self._said[self._THINGS.index(thing)] = True
+
+
+class DatasetAround(Dataset):
+    """Base of datasets around another one, whose attributes are reached through them."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name == 'dataset':  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
