@@ -18,7 +18,7 @@ from basicsr.models import build_model
 from basicsr.run.data_checks import try_metrics
 from basicsr.run.option_checks import check_components, check_unread
 from basicsr.utils.agreement import check_same_data, warn_of_other_programs
-from basicsr.utils.dist_util import barrier
+from basicsr.utils.dist_util import barrier, from_master
 from basicsr.utils.logger import get_env_info, get_root_logger
 from basicsr.utils.misc import atomic_path, claim_folder, get_time_str, make_exp_dirs
 from basicsr.utils.options import dict2str, parse_options
@@ -77,7 +77,7 @@ def test_pipeline(root_path: str | Path) -> None:
         results[name] = {
             'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
-            'failed': dict(getattr(model, 'failed_images', {})),
+            'failed': from_master(model.failed_images),  # a loop of a subclass runs on rank 0
         }
         failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]
     if opt['rank'] == 0:

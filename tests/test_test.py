@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import pytest
 import torch
-from runs import log_text
+from runs import TORCHRUN, log_text
 
 from basicsr.archs import build_network
 from basicsr.utils.misc import claim_folder
@@ -185,3 +185,41 @@ def test_two_tests_of_one_name_do_not_mix_their_results(run, test_opt, tmp_path)
             run(test_opt, pipeline='test')
         assert not folder.exists()
     assert (run(test_opt, pipeline='test') / 'results.json').exists()
+
+
+def test_images_of_one_name_all_count(run, test_opt, image_pairs):
+    """Such as those of two folders, which a set mixes."""
+    parts = [
+        {'dataroot_gt': gt, 'dataroot_lq': lq, 'type': 'PairedImageDataset'}
+        for gt, lq in (image_pairs('a', 2, (24, 28)), image_pairs('b', 2, (16, 20)))
+    ]
+    scores = {}
+    for name, used in (('a', parts[:1]), ('b', parts[1:]), ('both', parts)):
+        test_opt['datasets'] = {'test': {'type': 'ConcatDataset', 'parts': used}}
+        sets = json.loads((run(test_opt, pipeline='test') / 'results.json').read_text())['sets']
+        scores[name] = sets['test']['metrics']['psnr']
+    assert scores['both'] == pytest.approx((scores['a'] + scores['b']) / 2, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_two_processes_tell_what_one_does(
+    run, run_program, write, test_opt, tmp_path, repository, image_pairs
+):
+    """Each has one of the two bad images of a set; the second has one that is too small."""
+    gt, lq = image_pairs('small', 4, (12, 16))
+    test_opt['val']['metrics'] = {'ssim': {'type': 'calculate_ssim', 'crop_border': 0}}
+    for name in ('0001', '0002'):
+        Path(f'{gt}/{name}.png').write_bytes(b'x')
+    for folder, size in ((gt, 8), (lq, 4)):
+        path = f'{folder}/0003.png'
+        cv2.imwrite(path, cv2.imread(path)[:size, :size])
+    with pytest.raises(ValueError, match='2 images have no result'):
+        run(test_opt, pipeline='test')
+    one = (tmp_path / 'results/check/results.json').read_text()
+    test_opt['path'] = {'results_root': 'of_two', 'pretrain_network_g': 'net.pth'}
+    program = repository / 'basicsr/test.py'
+    result = run_program(*TORCHRUN, program, '-opt', write(test_opt), '--launcher', 'pytorch')
+    assert result.returncode == 1
+    assert '2 images have no result: small/0001 (cannot read' in result.stderr
+    assert 'Metric ssim of image 0003 is NaN: SSIM needs at least' in result.stderr
+    assert (tmp_path / 'of_two/check/results.json').read_text() == one

@@ -129,7 +129,7 @@ class BadItem(dict):
     """
 
     def __missing__(self, key: str) -> Any:
-        raise ValueError(self['error'])
+        raise image_error(self['path'], self['error'])
 
 
 class ReportedDataset(DatasetAround):

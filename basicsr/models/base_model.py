@@ -86,6 +86,7 @@ class BaseModel:
         batch_size: Samples of the last batch of all ranks.
         metric_results: Scores of the last validation; there only after one, since models with a
             loop of their own ask for that.
+        failed_images: Of the last validation: why images have no result, by image name.
     """
 
     metric_results: dict[str, float]
@@ -114,6 +115,7 @@ class BaseModel:
         self.mixing = BatchMixing(mixing, opt['manual_seed'], opt['rank']) if mixing else None
         self.sharding = build_sharding(opt, self.device)
         self.best_metric_results: dict[str, dict[str, dict[str, Any]]] = {}
+        self.failed_images: dict[str, str] = {}
         self._begin_checkpoints(opt.get('logger') or {})
 
     def _begin_checkpoints(self, options: Mapping[str, Any]) -> None:
@@ -175,8 +177,18 @@ class BaseModel:
             save_img: Write the results as images.
         """
         validate = self.dist_validation if self.opt['dist'] else self.nondist_validation
-        with evaluation_weights(self.optimizers):
-            validate(dataloader, current_iter, tb_logger, save_img)
+        self.failed_images = {}
+        try:
+            with evaluation_weights(self.optimizers):
+                validate(dataloader, current_iter, tb_logger, save_img)
+        except (FloatingPointError, ValueError) as error:
+            has_own_loop = not type(self).nondist_validation.__module__.startswith('basicsr.')
+            path = getattr(error, 'filename', None)
+            if not has_own_loop or not (path or isinstance(error, FloatingPointError)):
+                raise
+            vars(self).pop('metric_results', None)
+            self.failed_images = {Path(path).stem if path else 'an image': str(error)}
+            logger.warning('The validation ends at an image, without scores: %s', error)
 
     def _initialize_best_metric_results(self, dataset_name: str) -> None:
         """Start the record of a set's best scores, for the metrics that have none."""

@@ -72,7 +72,6 @@ class SRModel(BaseModel):
     Attributes:
         lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
         image_results: Of the last validation: scores per image, by image name.
-        failed_images: Of the last validation: why images have no result, by image name.
         panels: Of the last validation of each set: the first images, as (h, w, c) BGR uint8 arrays.
         loss_prefix: What the names of this network's losses begin with in the log.
         needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` has to be given.
@@ -90,8 +89,8 @@ class SRModel(BaseModel):
         self.print_network(self.net_g)
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
         self.image_results: dict[str, dict[str, float]] = {}
-        self.failed_images: dict[str, str] = {}
-        self._undefined: set[str] = set()  # metrics of which an image has none, told once
+        self._undefined: dict[str, str] = {}  # by metric: which image has none, and why
+        self._told: set[str] = set()
         self.panels: list[dict[str, Any]] = []
         self._gpu = torch.cuda.current_device() if self.device.type == 'cuda' else None
         if self.is_train:
@@ -424,9 +423,11 @@ class SRModel(BaseModel):
                 share = shard(dataloader, rank, world_size)
                 self._validate(share, current_iter, tb_logger, save_img, rank, world_size)
                 return
-            if rank == 0:  # a subclass has its own loop, which knows nothing of ranks
-                self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
-            barrier()
+            try:
+                if rank == 0:  # a subclass has its own loop, which knows nothing of ranks
+                    self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
+            finally:
+                barrier()
 
     def nondist_validation(
         self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool
@@ -488,12 +489,12 @@ class SRModel(BaseModel):
         self.noticed_signal()  # tells ranks that have more images
         if signals := gather_lists(signals):
             raise Preempted(max(signals))
+        self._warn_of_undefined()
         rows = sorted(gather_lists(rows))
         self.image_results = {name: scores for _, name, scores, problem in rows if not problem}
         self.failed_images = {name: problem for _, name, _, problem in rows if problem}
-        self._finish_validation(
-            list(self.image_results.values()), dataset_name, current_iter, tb_logger
-        )
+        scores = [scores for _, _, scores, problem in rows if not problem]  # names may be alike
+        self._finish_validation(scores, dataset_name, current_iter, tb_logger)
 
     def _finish_image(self, result: '_Result') -> '_Result':
         """Turn the tensors of one result into images, write and score them; runs in a thread."""
@@ -532,7 +533,7 @@ class SRModel(BaseModel):
         if 'gt' in images:
             data['img2'] = images['gt']
         for metric, options in (self.opt['val'].get('metrics') or {}).items():
-            if 'gt' not in images and _needs_reference(METRIC_REGISTRY.get(options['type'])):
+            if 'gt' not in images and needs_reference(METRIC_REGISTRY.get(options['type'])):
                 continue
             reason = '.'
             try:
@@ -545,10 +546,17 @@ class SRModel(BaseModel):
             except Exception as error:
                 error.add_note(f'while computing the metric {metric} of image {name}')
                 raise
-            if math.isnan(values[metric]) and metric not in self._undefined:
-                self._undefined.add(metric)
-                logger.warning('Metric %s of image %s is NaN%s', metric, name, reason)
+            if math.isnan(values[metric]):
+                text = f'Metric {metric} of image {name} is NaN{reason}'
+                self._undefined.setdefault(metric, text)
         return values
+
+    def _warn_of_undefined(self) -> None:
+        """Say of each metric, once, which image on any rank has none."""
+        for metric, text in sorted(gather_lists(list(self._undefined.items()))):
+            if metric not in self._told:
+                self._told.add(metric)
+                logger.warning('%s', text)
 
     def _finish_validation(
         self,
@@ -587,7 +595,7 @@ class SRModel(BaseModel):
             mean = math.fsum(finite) / len(finite) if finite else values[0]
             self.metric_results[metric] = mean
             self._update_best_metric_result(dataset_name, metric, mean, current_iter)
-        if not scores:
+        if not scores and not self.failed_images:
             logger.warning('Validation %s: the set is empty.', dataset_name)
         self._log_validation_metric_values(current_iter, dataset_name, tb_logger)
 
@@ -665,7 +673,7 @@ def explained(what: str) -> Iterator[None]:
         raise ValueError(f'{what}: {error}') from error
 
 
-def _needs_reference(metric: Callable) -> bool:
+def needs_reference(metric: Callable) -> bool:
     """Whether a metric cannot do without a second image."""
     parameter = inspect.signature(metric).parameters.get('img2')
     return parameter is not None and parameter.default is inspect.Parameter.empty

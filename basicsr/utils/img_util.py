@@ -85,14 +85,21 @@ def tensor2img(
 
     Returns:
         Array (h, w, c), or (h, w) for one channel; a list of arrays for two tensors or more.
+
+    Raises:
+        FloatingPointError: There is NaN or infinity, which would become black or white.
     """
     if not isinstance(tensor, Tensor):
         images = [tensor2img(item, rgb2bgr, out_type, min_max) for item in tensor]
         return images[0] if len(images) == 1 else images
 
     black, white = min_max
-    x = tensor.detach().float().clamp(black, white)
-    x = _as_one_picture((x - black) / (white - black))
+    x = tensor.detach().float()
+    finite = x.isfinite()
+    if not finite.all():
+        count = x.numel() - int(finite.sum())
+        raise FloatingPointError(f'{count} of {x.numel()} values are not finite.')
+    x = _as_one_picture((x.clamp(black, white) - black) / (white - black))
     dtype = np.dtype(out_type)
     if dtype.name in _WHITE:
         x = x.mul(_WHITE[dtype.name]).round()

@@ -12,8 +12,11 @@ import torch
 from golden import recipe
 from runs import checkpoint, log_text, rows
 
+from basicsr.data import build_dataloader
+from basicsr.data.bad_images import image_error
 from basicsr.models import build_model
 from basicsr.models.sr_model import SRModel
+from basicsr.utils.img_util import tensor2img
 
 
 @pytest.fixture
@@ -263,6 +266,68 @@ def test_a_metric_that_fails_in_a_thread_ends_the_run_with_the_image_named(model
         model().validation(torch.utils.data.DataLoader(Numbered(6)), 1, None)
 
 
+class OwnLoop(SRModel):
+    """Restores and scores as models of upstream do."""
+
+    def nondist_validation(self, dataloader, current_iter, tb_logger, save_img):
+        self.metric_results = {'psnr': 0.0}
+        for data in dataloader:
+            self.feed_data(data)
+            self.test()
+            tensor2img([self.get_current_visuals()['result']])
+            self.metric_results['psnr'] += 1.0
+
+
+@pytest.fixture
+def own_loop(model):
+    sr = model()
+    sr.__class__ = OwnLoop
+    return sr
+
+
+@pytest.mark.parametrize('dist', [False, True])
+def test_a_loop_of_a_subclass_is_left_at_a_bad_result_without_scores(
+    own_loop, monkeypatch, caplog, dist
+):
+    restore = SRModel.test
+
+    def spoil(self):
+        restore(self)
+        self.output[..., 0, 0] = torch.nan
+
+    own_loop.opt['dist'] = dist
+    with monkeypatch.context() as patch:
+        patch.setattr(SRModel, 'test', spoil)
+        own_loop.validation(torch.utils.data.DataLoader(Numbered(2)), 1, None)
+    assert not hasattr(own_loop, 'metric_results')
+    assert own_loop.failed_images == {'an image': '3 of 768 values are not finite.'}
+    assert 'The validation ends at an image, without scores' in caplog.text
+    own_loop.validation(torch.utils.data.DataLoader(Numbered(2)), 1, None)
+    assert (own_loop.metric_results, own_loop.failed_images) == ({'psnr': 2.0}, {})
+
+
+def test_a_loop_of_a_subclass_is_left_at_an_image_that_cannot_be_read(own_loop):
+    class Bad(Numbered):
+        def __getitem__(self, index):
+            if index == 1:
+                raise image_error('x/0001.png', 'cannot read x/0001.png')
+            return super().__getitem__(index)
+
+    loader = build_dataloader(Bad(3), {'phase': 'val'})
+    own_loop.validation(loader, 1, None)
+    assert own_loop.failed_images == {'0001': 'cannot read x/0001.png'}
+    assert not hasattr(own_loop, 'metric_results')
+
+
+def test_errors_that_no_image_is_the_cause_of_end_a_loop_of_a_subclass(own_loop, monkeypatch):
+    def fail(self):
+        raise ValueError('too many values to unpack')
+
+    monkeypatch.setattr(SRModel, 'test', fail)
+    with pytest.raises(ValueError, match='too many values'):
+        own_loop.validation(torch.utils.data.DataLoader(Numbered(1)), 1, None)
+
+
 def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
     def fail(data, options):
         raise RuntimeError('out of memory')
@@ -272,6 +337,15 @@ def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
     with pytest.raises(RuntimeError, match='out of memory') as caught:
         model(val__metrics=metrics).validation(torch.utils.data.DataLoader(Numbered(1)), 1, None)
     assert caught.value.__notes__ == ['while computing the metric niqe of image 0000']
+
+
+def test_a_metric_that_is_nan_on_another_rank_is_told_once(model, monkeypatch, caplog):
+    told = ('ssim', 'Metric ssim of image 0007 is NaN: SSIM needs at least 11 x 11 pixels')
+    monkeypatch.setattr('basicsr.models.sr_model.gather_lists', lambda items: [*items, told])
+    sr = model()
+    for _ in range(2):
+        sr._warn_of_undefined()
+    assert [record.message for record in caplog.records if 'is NaN' in record.message] == [told[1]]
 
 
 def test_several_loader_processes_give_the_same_scores(run, train_opt):

@@ -90,6 +90,16 @@ def test_tensors_of_any_floating_type_and_with_gradient_become_images(dtype):
     assert np.array_equal(tensor2img(tensor), tensor2img(tensor.detach().float()))
 
 
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), -float('inf')])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32])
+def test_values_that_are_not_finite_are_no_image(value, dtype):
+    tensor = torch.full((1, 3, 4, 5), 0.5, dtype=dtype)
+    tensor[0, 1, 2, 3] = value
+    for convert in (tensor2img, tensor2img_fast):
+        with pytest.raises(FloatingPointError, match='1 of 60 values are not finite'):
+            convert(tensor)
+
+
 def test_uint16_output_uses_its_whole_range():
     out = tensor2img(torch.tensor([[0.0, 0.5, 1.0]]), out_type=np.uint16)
     assert (out.dtype, out.tolist()) == (np.uint16, [[0, 32768, 65535]])
