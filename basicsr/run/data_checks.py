@@ -12,13 +12,14 @@ from basicsr.data.bad_images import BadItem, is_bad_data
 from basicsr.data.prefetch_dataloader import images_to_float
 from basicsr.data.progressive import crop_sizes
 from basicsr.metrics import calculate_metric
-from basicsr.models.sr_model import explained
+from basicsr.models.sr_model import explained, needs_reference
 from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.img_util import tensor2img
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.registry import METRIC_REGISTRY
 from basicsr.utils.rng import seeded
 from basicsr.utils.text import some
+from basicsr.utils.watchdog import note
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
         image = tensor2img([data['gt']])
         for name, options in metrics.items():
             if not METRIC_REGISTRY.is_users(options['type']):
-                with explained(f'val.metrics.{name} of {data["gt_path"]}'):
+                with explained(f'val.metrics.{name} of {data.get("gt_path", data["lq_path"])}'):
                     calculate_metric({'img': image, 'img2': image}, options)
 
 
@@ -90,15 +91,13 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
     """Read the images of the validation sets, a thousand of each, shared among the ranks.
 
     Raises:
-        ValueError: Some cannot be read, or a set that ``logger.keep_best`` goes by is empty.
+        ValueError: Some cannot be read, or a set gives ``logger.keep_best`` no score to go by.
     """
     rank, world_size = get_dist_info()
     problems: list[str] = []
     for dataset in (loader.dataset for loader in loaders):
         name, count = dataset.opt['name'], len(dataset)
-        best = opt['logger']['keep_best']
-        if best and best['dataset'] == name and count == 0:
-            raise ValueError(f'logger.keep_best goes by {name}, and that set is empty.')
+        _check_best(opt, dataset)
         indices = range(0, count, max(-(-count // _MOST_LOOKED_AT), 1))
         if len(indices) < count:
             logger.info('%s: %d of %d images are looked through.', name, len(indices), count)
@@ -109,7 +108,8 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
             indices[rank::world_size],
             (os.cpu_count() or 1) if is_ours else 1,
         )
-        problems += [f'{name}: {problem}' for problem in read if problem]
+        with seeded(opt['manual_seed'], 0):
+            problems += [f'{name}: {problem}' for problem in read if problem]
     problems = gather_lists(problems)
     if problems:
         raise ValueError(
@@ -117,6 +117,22 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
         )
 
 
+def _check_best(opt: Mapping[str, Any], dataset: Any) -> None:
+    """Refuse a set that ``logger.keep_best`` goes by, and that gives it no score."""
+    best, name = opt['logger']['keep_best'], dataset.opt['name']
+    if not best or best['dataset'] != name:
+        return
+    if len(dataset) == 0:
+        raise ValueError(f'logger.keep_best goes by {name}, and that set is empty.')
+    metric, item = METRIC_REGISTRY.get(opt['val']['metrics'][best['metric']]['type']), dataset[0]
+    if needs_reference(metric) and not isinstance(item, BadItem) and 'gt' not in item:
+        raise ValueError(
+            f'logger.keep_best goes by {best["metric"]}, which compares with the GT, and the '
+            f'images of {name} have none.'
+        )
+
+
 def _problem_of(dataset: Any, index: int) -> str:
+    note('start')
     item = dataset[index]
     return item['error'] if isinstance(item, BadItem) else ''

@@ -5,11 +5,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 from runs import checkpoint, differences, log_text, rows
 
 from basicsr.archs.srvgg_arch import SRVGGNetCompact
 from basicsr.models.sr_model import SRModel
-from basicsr.run.data_checks import look_through
+from basicsr.run.data_checks import look_through, try_metrics
 
 
 @pytest.fixture
@@ -132,6 +133,24 @@ def test_a_metric_that_some_images_are_too_small_for_is_left_out_for_these(
     assert 'ssim: NaN for 1 of 3 images, which are left out.' in text
     (score,) = (row['metrics/val/ssim'] for row in rows(folder) if 'metrics/val/ssim' in row)
     assert 0 < score < 1
+
+
+def test_a_set_need_not_name_its_gt(train_opt):
+    """Nothing else asks for that."""
+    images = [{'gt': torch.zeros(3, 4, 4), 'lq_path': 'a.png'}]
+    metrics = {'ssim': {'type': 'calculate_ssim', 'crop_border': 0}}
+    loader = torch.utils.data.DataLoader(images)
+    with pytest.raises(ValueError, match=r'val\.metrics\.ssim of a\.png: SSIM needs at least 11'):
+        try_metrics(train_opt(val__metrics=metrics), [loader])
+
+
+def test_the_best_network_is_not_told_by_a_set_without_gt(refused, image_pairs):
+    lq = image_pairs('lonely', 1, (24, 28))[1]
+    refused(
+        'logger.keep_best goes by psnr, which compares with the GT, and the images of val have',
+        datasets__val={'type': 'SingleImageDataset', 'dataroot_lq': lq},
+        logger__keep_best=True,
+    )
 
 
 def test_the_best_network_is_not_told_by_an_empty_set():
