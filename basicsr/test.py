@@ -77,7 +77,8 @@ def test_pipeline(root_path: str | Path) -> None:
         results[name] = {
             'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
-            'failed': from_master(model.failed_images),  # a loop of a subclass runs on rank 0
+            # A validation loop of a subclass runs on rank 0 alone.
+            'failed': from_master(getattr(model, 'failed_images', {})),
         }
         failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]
     if opt['rank'] == 0:
