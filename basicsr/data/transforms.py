@@ -165,10 +165,20 @@ def img_rotate(
     scale: float = 1.0,
 ) -> np.ndarray:
     """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), in the same frame."""
+    from scipy.ndimage import affine_transform  # seldom needed, and slow to import
+
     height, width = img.shape[:2]
     center = (width // 2, height // 2) if center is None else center
-    matrix = cv2.getRotationMatrix2D(center, angle, scale)
-    return cv2.warpAffine(img, matrix, (width, height))
+    forward = np.vstack([cv2.getRotationMatrix2D(center, angle, scale), [0, 0, 1]])
+    x_y = np.linalg.inv(forward)[:2]
+    matrix, offset = x_y[::-1, 1::-1], x_y[::-1, 2]  # of rows and columns
+    # Not cv2.warpAffine, which before OpenCV 5 samples between pixels at 32 places alone.
+    planes = [
+        affine_transform(plane, matrix, offset, output=np.float64, order=1, mode='grid-constant')
+        for plane in np.atleast_3d(img).transpose(2, 0, 1).astype(np.float64)
+    ]
+    rotated = np.stack(planes, axis=2).reshape(img.shape)
+    return (rotated if img.dtype.kind == 'f' else rotated.round()).astype(img.dtype)
 
 
 def normalize(img: Tensor, mean: list[float], std: list[float]) -> Tensor:

@@ -1,6 +1,7 @@
 """What every model needs: devices, processes, optimizers, the averaged copy, checkpoints."""
 
 import hashlib
+import inspect
 import logging
 import math
 from collections import OrderedDict
@@ -615,7 +616,7 @@ class BaseModel:
             'batch': self.batch_size,
             'manual_seed': self.opt.get('manual_seed'),
             'optimizers': [optimizer.state_dict() for optimizer in self.optimizers],
-            'schedulers': [scheduler.state_dict() for scheduler in self.schedulers],
+            'schedulers': [_without_functions(s.state_dict()) for s in self.schedulers],
             'best_metric_results': self.best_metric_results,
             'types': self._types(),
             'precision': self.precision.state_dict(),
@@ -723,6 +724,13 @@ class BaseModel:
         """
         set_aside_later(self.opt['path'], iteration)
         drop_later_snapshots(self.opt['path']['models'], iteration)
+
+
+def _without_functions(state: Any) -> Any:
+    """The state of a schedule without functions, which some keep in it and a file cannot hold."""
+    if type(state) is dict:
+        return {k: _without_functions(v) for k, v in state.items() if not inspect.isroutine(v)}
+    return [_without_functions(v) for v in state] if type(state) is list else state
 
 
 def _type_of(part: Any) -> str:

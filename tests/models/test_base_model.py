@@ -1,7 +1,7 @@
 """Optimizers, schedules, the averaged copy and checkpoints of a model."""
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from torch import nn
 from basicsr.archs import build_network
 from basicsr.models import build_model
 from basicsr.models.base_model import BaseModel
+from basicsr.utils.checkpoint import load_checkpoint
 
 
 @pytest.fixture
@@ -338,3 +339,14 @@ def test_building_a_model_leaves_the_options_as_they_are(run, train_opt, monkeyp
     model = build_model(seen[0])
     model.setup_schedulers()
     assert model.opt['train']['optim_g']['type'] == 'Adam'
+
+
+def test_functions_in_the_state_of_a_schedule_are_not_saved(base_opt, tmp_path):
+    """SWALR of some releases of torch has one; the schedule that is resumed has its own."""
+    model = BaseModel(base_opt | {'path': {'models': tmp_path, 'training_states': tmp_path}})
+    inner = {'anneal_func': max, 'last_epoch': 3}
+    schedule = {'_schedulers': [inner], 'milestones': Counter([4]), 'last_epoch': 3}
+    model.schedulers = [type('Schedule', (), {'state_dict': lambda self: schedule})()]
+    model.save_training_state(0, 3)
+    saved = load_checkpoint(tmp_path / '3.state')['schedulers']
+    assert saved == [schedule | {'_schedulers': [{'last_epoch': 3}]}]
