@@ -15,13 +15,14 @@ from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
+from basicsr.run.agreement import check_same_data
 from basicsr.run.data_checks import try_metrics
-from basicsr.run.option_checks import check_components, check_unread
-from basicsr.utils.agreement import check_same_data, warn_of_other_programs
+from basicsr.run.option_checks import check_unread
+from basicsr.run.program import log_setting, prepare
 from basicsr.utils.dist_util import barrier, from_master
-from basicsr.utils.logger import get_env_info, get_root_logger
+from basicsr.utils.errors import UserError
+from basicsr.utils.logger import get_root_logger
 from basicsr.utils.misc import atomic_path, claim_folder, get_time_str, make_exp_dirs
-from basicsr.utils.options import dict2str, parse_options
 from basicsr.utils.text import some
 
 
@@ -35,18 +36,15 @@ def test_pipeline(root_path: str | Path) -> None:
         ValueError: The option file names no weights, and does not say that this is meant; or some
             images have no result, of which the others are written and scored.
     """
-    opt, _ = parse_options(root_path, is_train=False)
-    check_components(opt)
+    opt, _ = prepare(root_path, is_train=False)
     path = opt['path']
     if not path.get('pretrain_network_g') and not path['random_weights']:
-        raise ValueError(
+        raise UserError(
             'path.pretrain_network_g names no weights: the network would be an untrained one. '
             'Set it, or path.random_weights: true if that is meant.'
         )
     logger = get_root_logger()
-    logger.info(get_env_info())
-    logger.info(dict2str(opt))
-    warn_of_other_programs()
+    log_setting(opt)
 
     loaders = []
     for _, dataset_opt in sorted(opt['datasets'].items()):
@@ -87,7 +85,7 @@ def test_pipeline(root_path: str | Path) -> None:
         logger.info('Results are in %s', path['results_root'])
     barrier()
     if failed:
-        raise ValueError(f'{len(failed)} images have no result: {some(failed)}')
+        raise UserError(f'{len(failed)} images have no result: {some(failed)}')
 
 
 def results_table(results: dict[str, Any]) -> str:
@@ -125,6 +123,6 @@ def _finite(value: Any) -> Any:
 
 
 if __name__ == '__main__':
-    from basicsr.cli import run
+    from basicsr.run.program import run
 
     run(test_pipeline, Path(__file__).resolve().parents[1])

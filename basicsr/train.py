@@ -25,46 +25,44 @@ from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, imag
 from basicsr.data.progressive import Schedule
 from basicsr.data.samplers import build_sampler
 from basicsr.models import build_model
-from basicsr.models.incidents import Guard, with_rollbacks
 from basicsr.models.optimization import evaluation_weights
 from basicsr.models.swa import finish_swa, validate_swa
+from basicsr.run.agreement import check_same_data
+from basicsr.run.cores import ranks_on_cores, report_cores
 from basicsr.run.data_checks import look_through, try_metrics, try_training_batches
-from basicsr.run.option_checks import check_components, check_unread
-from basicsr.utils.agreement import check_same_data, warn_of_other_programs
-from basicsr.utils.bottleneck import DataWait
+from basicsr.run.data_wait import DataWait
+from basicsr.run.incidents import Guard, with_rollbacks
+from basicsr.run.option_checks import check_unread
+from basicsr.run.preemption import (
+    PreemptionWatch,
+    last_state,
+    leave,
+    note_launcher,
+)
+from basicsr.run.program import log_setting, prepare
+from basicsr.run.resume import resume
 from basicsr.utils.checkpoint import BackgroundSaver
-from basicsr.utils.checkpoint_series import choose_state
-from basicsr.utils.cores import ranks_on_cores, report_cores
 from basicsr.utils.dist_util import barrier
+from basicsr.utils.errors import UserError
 from basicsr.utils.figures import write_comparison, write_curves
 from basicsr.utils.logger import (
     AvgTimer,
     MessageLogger,
     ScalarWriter,
-    get_env_info,
     get_root_logger,
     init_tb_loggers,
     keep_rows,
 )
 from basicsr.utils.misc import (
     best_effort,
-    check_resume,
     claim_folder,
     get_time_str,
     make_exp_dirs,
     remove_stale_temporaries,
 )
-from basicsr.utils.options import copy_opt_file, dict2str, parse_options
-from basicsr.utils.preemption import (
-    Preempted,
-    PreemptionWatch,
-    last_state,
-    leave,
-    note_launcher,
-    was_begun_by_launcher,
-)
+from basicsr.utils.options import copy_opt_file
+from basicsr.utils.progress import Preempted, note
 from basicsr.utils.rng import seed_all
-from basicsr.utils.watchdog import note
 
 
 def train_pipeline(root_path: str | Path) -> None:
@@ -73,12 +71,8 @@ def train_pipeline(root_path: str | Path) -> None:
     Args:
         root_path: Parent of ``experiments/`` and ``tb_logger/``.
     """
-    opt, args = parse_options(root_path, is_train=True)
-    check_components(opt)
-    logger = get_root_logger()
-    logger.info(get_env_info())
-    logger.info(dict2str(opt))
-    warn_of_other_programs()
+    opt, args = prepare(root_path, is_train=True)
+    log_setting(opt)
     note('start', 0)
     preemption = PreemptionWatch(opt['dist_params']['timeout'])
     try:
@@ -105,7 +99,7 @@ def train(
         claim_folder(opt['path']['experiments_root'])
     begin = opt['path']['resume_state']
     # Folders are made, and an earlier run moved aside, only when all parts have been built.
-    resume_state = load_resume_state(opt, is_rollback=first_sample is not None)
+    opt, resume_state = resume(opt, is_rollback=first_sample is not None)
     if resume_state and first_sample is not None:
         resume_state['samples'] = first_sample
     start_iter = resume_state['iter'] if resume_state else 0
@@ -251,33 +245,6 @@ def make_step(model: Any, data: dict, current_iter: int, schedule: Schedule) -> 
     model.update_averages(current_iter)
 
 
-def load_resume_state(opt: dict, is_rollback: bool = False) -> dict | None:
-    """The training state to go on from, if any; networks are then loaded from beside it.
-
-    ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
-    has started again; else, and for a rollback, ``path.resume_state`` counts.
-    """
-    logger, path = get_root_logger(), opt['path']
-    cause = '--auto_resume' if opt['auto_resume'] else None
-    if not is_rollback and was_begun_by_launcher(path['experiments_root']):
-        cause = 'Started again by torchrun'
-    chosen = choose_state(opt, cause)
-    if chosen is None:
-        return None
-    path['resume_state'], state = chosen
-    seed = state.get('manual_seed', opt['manual_seed'])
-    if seed != opt['manual_seed']:
-        logger.info('manual_seed goes on as %d of the training state.', seed)
-        opt['manual_seed'] = seed
-    if state['iter'] > opt['train']['total_iter']:
-        raise ValueError(
-            f'{path["resume_state"]} has {state["iter"]} iterations, more than train.total_iter '
-            f'{opt["train"]["total_iter"]}: raise it to go on.'
-        )
-    check_resume(opt, state['iter'], state.get('files', ()))
-    return state
-
-
 def start_run(model: Any, option_file: str, start_iter: int) -> ScalarWriter:
     """Make the folders of the run, open its log file, and return its writers."""
     opt = model.opt
@@ -330,7 +297,7 @@ def create_train_val_dataloader(
         start = samples_before(resume_state, schedule)
         is_stream = isinstance(dataset, IterableDataset)
         if is_stream and dataset_opt['sampler']:
-            raise ValueError('datasets.train.sampler: an IterableDataset has its own order.')
+            raise UserError('datasets.train.sampler: an IterableDataset has its own order.')
         if not is_stream:
             sampler = build_sampler(dataset, dataset_opt, opt['world_size'], opt['rank'], seed)
         file = Path(opt['path']['experiments_root']) / 'skipped.jsonl'
@@ -365,7 +332,7 @@ def create_train_val_dataloader(
             f'\n\tTotal epochs: {total_epochs}; iters: {total_iter}.'
         )
     if train_loader is None or sampler is None:
-        raise ValueError('datasets has no train section: there is nothing to train on.')
+        raise UserError('datasets has no train section: there is nothing to train on.')
     return train_loader, sampler, val_loaders, total_epochs, total_iter
 
 
@@ -405,7 +372,7 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
         if opt['num_gpu'] == 0:
             get_root_logger().warning('prefetch_mode cuda has no effect on the CPU.')
         elif not dataset_opt['pin_memory']:
-            raise ValueError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
+            raise UserError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
         batches = CUDAPrefetcher(train_loader, opt)
     return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
 
@@ -442,6 +409,6 @@ def draw_results(opt: dict, model: Any, logger: Any) -> None:
 
 
 if __name__ == '__main__':
-    from basicsr.cli import run
+    from basicsr.run.program import run
 
     run(train_pipeline, Path(__file__).resolve().parents[1])

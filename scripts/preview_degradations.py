@@ -9,14 +9,14 @@ from typing import Any
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from basicsr.cli import run
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.data.realesrgan_dataset import RealESRGANDataset
 from basicsr.data.samplers import build_sampler
+from basicsr.run.program import prepare, run
 from basicsr.utils.figures import write_contact_sheet, write_histograms
 from basicsr.utils.img_util import tensor2img
 from basicsr.utils.misc import atomic_path
-from basicsr.utils.options import OptionError, parse_options
+from basicsr.utils.options import OptionError
 from basicsr.utils.registry import DATASET_REGISTRY
 from basicsr.utils.rng import seeded
 
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> str:
     for flag, lowest in (('num', 1), ('start', 0), ('draws', 1)):
         if getattr(args, flag) < lowest:
             raise OptionError(f'--{flag} is {getattr(args, flag)}; it must be at least {lowest}.')
-    opt, _ = parse_options(Path.cwd())
+    opt, _ = prepare(Path.cwd())
     dataset, loader = load_training_set(opt, args.start)
     panels, rows = [], []
     for number, sample in zip(range(args.start, args.start + args.num), loader, strict=False):

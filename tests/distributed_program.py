@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import basicsr.train
-from basicsr.cli import _close_process_group
 from basicsr.models.base_model import BaseModel
 from basicsr.models.sr_model import SRModel
+from basicsr.run.program import close_process_group
 from basicsr.test import test_pipeline
 from basicsr.train import train_pipeline
 
@@ -82,4 +82,4 @@ def main(plan):
 
 if __name__ == '__main__':
     main(json.loads(Path(sys.argv[1]).read_text()))
-    _close_process_group()  # as the command does: threads of it would outlive the interpreter
+    close_process_group()  # as the command does: threads of it would outlive the interpreter

@@ -24,10 +24,10 @@ import torch.distributed as dist
 import torchvision  # noqa: F401 - like the one above, imported once here instead of in each fork
 
 import basicsr.train
-from basicsr import cli
 from basicsr.data.paired_image_dataset import PairedImageDataset
 from basicsr.models.sr_model import SRModel
-from basicsr.utils import watchdog
+from basicsr.run import program
+from basicsr.utils import progress
 
 
 def never_again():
@@ -105,7 +105,7 @@ def inject(fault, rank):
     function = getattr(owner, name)
 
     def faulty(*args, **kwargs):
-        if watchdog._own.iteration >= fault['at']:
+        if progress.current.iteration >= fault['at']:
             FAULTS[fault['kind']]()
         return function(*args, **kwargs)
 
@@ -129,7 +129,7 @@ def be_rank(case, rank, port, file):
         argv = case['argv']
         sys.argv = ['program', *(argv[rank] if isinstance(argv[0], list) else argv)]
         basicsr.train.draw_results = lambda *_: None
-        cli.run(basicsr.train.train_pipeline, Path.cwd())
+        program.run(basicsr.train.train_pipeline, Path.cwd())
     except SystemExit as error:
         status = error.code
     except BaseException:

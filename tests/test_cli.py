@@ -16,7 +16,9 @@ from runs import checkpoint, differences, rows
 import basicsr
 from basicsr import cli
 from basicsr.models.sr_model import SRModel
-from basicsr.utils import watchdog
+from basicsr.run import watchdog
+from basicsr.run.program import message_for_users
+from basicsr.run.program import run as run_pipeline
 from basicsr.utils.options import OptionError
 
 
@@ -55,17 +57,17 @@ def message(text):
 def test_without_a_command_or_with_another_one_the_usage_is_shown(command):
     status, out, err = command('tran', '-opt', 'x.yml')
     assert (status, out) == (2, '')
-    assert err.startswith('usage: basicsr COMMAND')
-    assert "error: unknown command 'tran'" in err
+    assert err.startswith('usage: basicsr ')
+    assert "error: argument COMMAND: invalid choice: 'tran'" in err
     status, out, err = command()
     assert (status, out) == (2, '')
-    assert err.startswith('usage: basicsr COMMAND')
+    assert err.startswith('usage: basicsr ')
 
 
 def test_help_is_no_error(command):
     status, out, err = command('--help')
     assert (status, err) == (0, '')
-    assert 'train    train a network' in out
+    assert re.search('^ +train +train a network', out, re.MULTILINE)
     status, out, err = command('train', '--help')
     assert (status, err) == (0, '')
     assert out.startswith('usage: basicsr train')
@@ -216,7 +218,7 @@ def run_failing(error):
         raise error
 
     with pytest.raises(SystemExit) as stop:
-        cli.run(pipeline, '.')
+        run_pipeline(pipeline, '.')
     return stop.value.code
 
 
@@ -245,7 +247,7 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
         raise error
 
     with pytest.raises(type(error)):
-        cli.run(pipeline, '.')
+        run_pipeline(pipeline, '.')
 
 
 def test_ctrl_c_saves_the_state_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):
@@ -357,4 +359,4 @@ def test_bugs_of_the_users_own_code_are_shown_with_their_place(
     opt = train_opt(plugins=['.'], val__metrics={'mine': {'type': 'broken_metric'}})
     with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
         run(opt)
-    assert cli._message_for_users(error.value) is None  # so the traceback is printed
+    assert message_for_users(error.value) is None  # so the traceback is printed

@@ -16,7 +16,7 @@ from basicsr.data import build_dataset
 from basicsr.losses import build_loss
 from basicsr.metrics import calculate_metric
 from basicsr.models import build_model
-from basicsr.utils.options import parse_options
+from basicsr.run.program import prepare
 
 PACKAGE = Path(basicsr.__file__).parent
 FILES = {str(file.relative_to(PACKAGE)): file for file in sorted(PACKAGE.rglob('*.py'))}
@@ -32,13 +32,10 @@ LAYERS = {
     'metrics': {'utils', 'archs'},
     'models': {'utils', 'data', 'archs', 'losses', 'metrics'},
     'run': {'utils', 'data', 'metrics', 'models'},
-    'train.py': {'models', 'data', 'run', 'utils', 'cli'},  # cli only where it runs as a script
-    'test.py': {'models', 'data', 'run', 'utils', 'cli'},
-    'trial.py': {'models', 'data', 'utils', 'train', 'cli'},
-    'tune.py': {'utils'},
-    'replay.py': {'models', 'utils'},
-    'verify_resume.py': {'utils', 'train', 'cli'},
-    'cli.py': {'train', 'test', 'tune', 'verify_resume', 'replay', 'models', 'data', 'utils'},
+    'train.py': {'utils', 'data', 'models', 'run'},
+    'test.py': {'utils', 'data', 'models', 'run'},
+    'commands': {'utils', 'data', 'models', 'run', 'train', 'test'},
+    'cli.py': {'commands'},
     'version.py': set(),
     '__init__.py': set(),
 }
@@ -158,7 +155,8 @@ def test_importing_every_module_has_no_effect(run_program):
 
 
 @pytest.mark.parametrize(
-    'module', ['basicsr', 'basicsr.cli', 'basicsr.tune', 'basicsr.utils', 'basicsr.utils.options']
+    'module',
+    ['basicsr', 'basicsr.cli', 'basicsr.commands.tune', 'basicsr.utils', 'basicsr.utils.options'],
 )
 def test_what_answers_help_is_imported_without_torch(run_program, module):
     code = f'import sys, {module}; print({{"torch", "cv2", "scipy", "numpy"}} & set(sys.modules))'
@@ -213,11 +211,11 @@ def test_options_stay_as_they_are_whatever_is_built_from_them(train_opt, run, mo
     options = {}
 
     def keep(root_path, is_train=True):
-        opt, args = parse_options(root_path, is_train)
+        opt, args = prepare(root_path, is_train)
         options.update(opt)
         return opt, args
 
-    monkeypatch.setattr('basicsr.train.parse_options', keep)
+    monkeypatch.setattr('basicsr.train.prepare', keep)
     run(train_opt(train__total_iter=1))
     before = deepcopy(options)
     image = torch.rand(16, 16).mul(255).numpy()

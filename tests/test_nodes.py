@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import basicsr.train
 import faults_program
-from basicsr import cli
+from basicsr.run import program
 
 rank, lives = int(os.environ['RANK']), int(os.environ['TORCHELASTIC_RESTART_COUNT'])
 
@@ -38,7 +38,7 @@ if lives == 0:
     fault = {'kind': sys.argv_of_test[2], 'place': 'step', 'rank': 1, 'at': 4}
     faults_program.inject(fault, rank)
 sys.argv = ['program', '-opt', 'cut.yml']
-cli.run(basicsr.train.train_pipeline, Path.cwd())
+program.run(basicsr.train.train_pipeline, Path.cwd())
 """.replace('sys.path.insert', 'sys.argv_of_test = sys.argv\nsys.path.insert', 1)
 
 LIMIT = 200  # seconds for all of a test: a loaded machine needs ten to import torch

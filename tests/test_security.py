@@ -13,11 +13,11 @@ import torch
 from runs import log_text
 
 from basicsr.archs.vgg_arch import VGGFeatureExtractor
-from basicsr.cli import _message_for_users
 from basicsr.data.paired_tar_dataset import _count_pairs, _read
 from basicsr.data.samplers import build_sampler
 from basicsr.models.averaging import write_averages
 from basicsr.models.optimization import build_optimizer
+from basicsr.run.program import message_for_users
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import import_name
@@ -211,7 +211,7 @@ def test_an_earlier_run_behind_a_link_is_left_alone(run, train_opt, tmp_path):
 def test_a_wrong_size_of_a_network_ends_in_a_message(run, train_opt):
     with pytest.raises(RuntimeError) as error:
         run(train_opt(network_g__num_feat=-3))
-    message = _message_for_users(error.value)
+    message = message_for_users(error.value)
     assert message and message.startswith('RuntimeError: Trying to create tensor')
     assert "while building arch 'SRVGGNetCompact' from {" in message
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from basicsr.ops.dcn import ModulatedDeformConvPack
+from basicsr.utils.errors import UserError
 
 DIV2K_RGB_MEAN = (0.4488, 0.4371, 0.404)  # mean colour of the DIV2K training images
 
@@ -58,7 +59,7 @@ def make_activation(act_type: str, num_feat: int) -> nn.Module:
         'linear': nn.Identity(),
     }
     if act_type not in activations:
-        raise ValueError(f'act_type {act_type!r} is unknown; choose one of {list(activations)}.')
+        raise UserError(f'act_type {act_type!r} is unknown; choose one of {list(activations)}.')
     return activations[act_type]
 
 
@@ -112,7 +113,7 @@ class Upsample(nn.Sequential):
     def __init__(self, scale: int, num_feat: int):
         factors = [3] if scale == 3 else [2] * (int(scale).bit_length() - 1)
         if math.prod(factors) != scale:
-            raise ValueError(f'Upsample cannot enlarge by {scale}; choose a power of 2, or 3.')
+            raise UserError(f'Upsample cannot enlarge by {scale}; choose a power of 2, or 3.')
         layers: list[nn.Module] = []
         for factor in factors:
             layers += [
@@ -141,7 +142,7 @@ def mean_per_channel(rgb_mean: Sequence[float], num_ch: int) -> tuple[float, ...
         return tuple(rgb_mean)
     if tuple(rgb_mean) == DIV2K_RGB_MEAN:
         return (0.0,) * num_ch
-    raise ValueError(
+    raise UserError(
         f'rgb_mean {list(rgb_mean)} has {len(rgb_mean)} values, but the image has {num_ch} '
         'channels; give one value per channel.'
     )
@@ -179,7 +180,7 @@ def flow_warp(
     """
     h, w = x.shape[-2:]
     if flow.shape[1:] != (h, w, 2):
-        raise ValueError(
+        raise UserError(
             f'flow must be (n, {h}, {w}, 2) for x {tuple(x.shape)}, not {tuple(flow.shape)}.'
         )
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -210,7 +211,7 @@ def resize_flow(
     elif size_type == 'shape':
         new_h, new_w = int(sizes[0]), int(sizes[1])
     else:
-        raise ValueError(f"size_type must be 'ratio' or 'shape', not {size_type!r}.")
+        raise UserError(f"size_type must be 'ratio' or 'shape', not {size_type!r}.")
     scaled = torch.stack((flow[:, 0] * (new_w / w), flow[:, 1] * (new_h / h)), dim=1)
     return F.interpolate(scaled, (new_h, new_w), mode=interp_mode, align_corners=align_corners)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import make_activation
@@ -48,7 +49,7 @@ class SeqConv3x3(nn.Module):
             self.mask = nn.Parameter(mask.repeat(out_channels, 1, 1, 1), requires_grad=False)
         else:
             choices = ['conv1x1-conv3x3', *EDGE_FILTERS]
-            raise ValueError(f'seq_type {seq_type!r} is unknown; choose one of {choices}.')
+            raise UserError(f'seq_type {seq_type!r} is unknown; choose one of {choices}.')
 
     def forward(self, x: Tensor) -> Tensor:
         # Zeros around the input become the first bias around the features, the only border with
@@ -156,7 +157,7 @@ class ECBSR(nn.Module):
     ):
         super().__init__()
         if not isinstance(scale, int) or scale < 1:
-            raise ValueError(f'ECBSR: scale {scale} must be a whole number from 1.')
+            raise UserError(f'ECBSR: scale {scale} must be a whole number from 1.')
         self.scale = scale
         self.adds_input = num_in_ch in (1, num_out_ch)
 

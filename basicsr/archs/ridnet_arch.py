@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from . import arch_util
@@ -32,7 +33,7 @@ class MeanShift(nn.Conv2d):
         requires_grad: bool = True,
     ):
         if len(rgb_mean) != len(rgb_std):
-            raise ValueError(
+            raise UserError(
                 f'rgb_mean has {len(rgb_mean)} values and rgb_std {len(rgb_std)}; give one of each '
                 'per channel.'
             )

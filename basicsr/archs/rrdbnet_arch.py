@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import default_init_weights, make_layer, pad_to_multiple, pixel_unshuffle
@@ -73,7 +74,7 @@ class RRDBNet(nn.Module):
     ):
         super().__init__()
         if scale not in (1, 2, 4):
-            raise ValueError(f'RRDBNet cannot enlarge by scale {scale}; choose 1, 2 or 4.')
+            raise UserError(f'RRDBNet cannot enlarge by scale {scale}; choose 1, 2 or 4.')
         self.scale = scale
         self.block_size = 4 // scale
 

@@ -9,6 +9,7 @@ interpolated input lacks.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import ResidualBlockNoBN, default_init_weights, make_layer
@@ -35,7 +36,7 @@ class MSRResNet(nn.Module):
     ):
         super().__init__()
         if upscale not in (2, 3, 4):
-            raise ValueError(f'MSRResNet cannot enlarge by upscale {upscale}; choose 2, 3 or 4.')
+            raise UserError(f'MSRResNet cannot enlarge by upscale {upscale}; choose 2, 3 or 4.')
         self.upscale = upscale
         self.adds_input = num_in_ch in (1, num_out_ch)
         factor = 2 if upscale == 4 else upscale

@@ -7,6 +7,7 @@ Workshops 2021, https://arxiv.org/abs/2107.10833
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import make_activation
@@ -36,7 +37,7 @@ class SRVGGNetCompact(nn.Module):
     ):
         super().__init__()
         if not isinstance(upscale, int) or upscale < 1:
-            raise ValueError(f'SRVGGNetCompact: upscale {upscale} must be a whole number from 1.')
+            raise UserError(f'SRVGGNetCompact: upscale {upscale} must be a whole number from 1.')
         self.upscale = upscale
         self.adds_input = num_in_ch in (1, num_out_ch)
 

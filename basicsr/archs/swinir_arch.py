@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import (
@@ -121,7 +122,7 @@ class WindowAttention(nn.Module):
     ):
         super().__init__()
         if dim % num_heads != 0:
-            raise ValueError(
+            raise UserError(
                 f'{dim} channels (embed_dim) cannot be shared out among {num_heads} heads: '
                 'make embed_dim a multiple of each of num_heads.'
             )
@@ -215,7 +216,7 @@ class SwinTransformerBlock(nn.Module):
         if min(self.input_resolution) <= window_size:
             window_size, shift_size = min(self.input_resolution), 0
         if not 0 <= shift_size < window_size:
-            raise ValueError(f'shift_size {shift_size} is not in [0, window_size {window_size}).')
+            raise UserError(f'shift_size {shift_size} is not in [0, window_size {window_size}).')
         self.window_size = window_size
         self.shift_size = shift_size
         self.mlp_ratio = mlp_ratio
@@ -304,7 +305,7 @@ class PatchMerging(nn.Module):
         super().__init__()
         self.input_resolution = tuple(input_resolution)
         if any(side % 2 for side in self.input_resolution):
-            raise ValueError(f'PatchMerging needs even sides, not {self.input_resolution}.')
+            raise UserError(f'PatchMerging needs even sides, not {self.input_resolution}.')
         self.dim = dim
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
         self.norm = norm_layer(4 * dim)
@@ -526,7 +527,7 @@ def residual_conv(dim: int, resi_connection: str) -> nn.Module:
             nn.LeakyReLU(0.2, inplace=True),
             nn.Conv2d(dim // 4, dim, 3, 1, 1),
         )
-    raise ValueError(f"unknown resi_connection {resi_connection!r}: use '1conv' or '3conv'.")
+    raise UserError(f"unknown resi_connection {resi_connection!r}: use '1conv' or '3conv'.")
 
 
 def conv_flops(layers: nn.Module, x_size: Size) -> int:
@@ -564,7 +565,7 @@ class UpsampleOneStep(nn.Sequential):
 
     def flops(self) -> int:
         if self.input_resolution is None:
-            raise ValueError('UpsampleOneStep counts flops only if built with input_resolution.')
+            raise UserError('UpsampleOneStep counts flops only if built with input_resolution.')
         return conv_flops(self, self.input_resolution)
 
 
@@ -629,7 +630,7 @@ class SwinIR(nn.Module):
         if kwargs:
             logger.warning('SwinIR ignores unknown options: %s.', ', '.join(sorted(kwargs)))
         if len(depths) != len(num_heads):
-            raise ValueError(
+            raise UserError(
                 f'depths {list(depths)} and num_heads {list(num_heads)} differ in length: give one '
                 'number of each per RSTB.'
             )
@@ -701,12 +702,12 @@ class SwinIR(nn.Module):
         if self.upsampler == 'pixelshuffle':
             self.upsample = Upsample(self.upscale, features)
         elif self.upsampler != 'nearest+conv':
-            raise ValueError(
+            raise UserError(
                 f"unknown upsampler {self.upsampler!r}: use 'pixelshuffle', 'pixelshuffledirect', "
                 "'nearest+conv' or '' (output of the input's size)."
             )
         elif self.upscale != 4:
-            raise ValueError(
+            raise UserError(
                 f"upsampler 'nearest+conv' has scale 4, not {self.upscale}: set upscale to 4 or "
                 "use 'pixelshuffle'."
             )

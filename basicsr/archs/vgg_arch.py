@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.download import download
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import did_you_mean
 
@@ -100,14 +101,14 @@ class VGGFeatureExtractor(nn.Module):
         super().__init__()
         if vgg_type not in NAMES:
             hint = did_you_mean(vgg_type, NAMES)
-            raise ValueError(f"vgg_type '{vgg_type}' is not one of {', '.join(NAMES)}{hint}")
+            raise UserError(f"vgg_type '{vgg_type}' is not one of {', '.join(NAMES)}{hint}")
         names = [n for n in NAMES[vgg_type] if not (remove_pooling and n.startswith('pool'))]
         for name in layer_name_list:
             if name not in names:
                 hint = did_you_mean(name, names)
-                raise ValueError(f"{vgg_type} has no layer '{name}'{hint}")
+                raise UserError(f"{vgg_type} has no layer '{name}'{hint}")
         if not layer_name_list:
-            raise ValueError('no layers are given; name those of the features, such as conv5_4.')
+            raise UserError('no layers are given; name those of the features, such as conv5_4.')
         self.vgg_type = vgg_type
         self.layer_name_list = list(layer_name_list)
         self.use_input_norm = use_input_norm
@@ -135,9 +136,9 @@ class VGGFeatureExtractor(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         if x.dim() != 4 or x.shape[1] not in (1, 3):
-            raise ValueError(f'VGG takes images (b, 3 or 1, h, w), got {tuple(x.shape)}.')
+            raise UserError(f'VGG takes images (b, 3 or 1, h, w), got {tuple(x.shape)}.')
         if min(x.shape[-2:]) < self.min_size:
-            raise ValueError(
+            raise UserError(
                 f'{self.vgg_type} needs images of {self.min_size}x{self.min_size} or more for its '
                 f'layers {", ".join(self.layer_name_list)}, got {x.shape[-2]}x{x.shape[-1]}: '
                 'enlarge gt_size, or take layers of earlier blocks.'
@@ -185,7 +186,7 @@ def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> 
             {k[len(start) :]: v for k, v in state.items() if str(k).startswith(start)}
         )
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f'{source} does not hold the weights of {vgg_type}; it must be a file of '
             f"torchvision's {vgg_type}, with keys features.0.weight and so on."
         ) from error

@@ -1,21 +1,17 @@
 """Datasets and the loaders that feed them to a model."""
 
 import functools
-import importlib
 import logging
-import random
-from collections.abc import Sequence
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.option_section import place_of
-from basicsr.utils.preemption import heed_parent_alone
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
@@ -28,6 +24,7 @@ from .prefetch_dataloader import PrefetchDataLoader
 from .progressive import Schedule
 from .sample_stream import SampleStream
 from .shared import DatasetAround
+from .workers import worker_init_fn
 
 __all__ = ['build_dataloader', 'build_dataset']
 
@@ -45,11 +42,13 @@ def build_dataset(dataset_opt: dict) -> Any:
         with building(f'{where} from {dataset_opt}'):
             dataset = dataset_class(dataset_opt)
     except KeyError as error:
-        raise KeyError(f'{where}: {dataset_opt["type"]} needs the option {error}.') from error
+        raise MissingKeyError(
+            f'{where}: {dataset_opt["type"]} needs the option {error}.'
+        ) from error
     except OSError as error:
         raise type(error)(f'{_where_named(dataset_opt, str(error)) or where}: {error}') from error
     except ValueError as error:  # subclasses take other arguments
-        raise ValueError(f'{where}: {error}') from error
+        raise UserError(f'{where}: {error}') from error
     logger.info('Dataset [%s] - %s is built.', type(dataset).__name__, name)
     return dataset
 
@@ -98,7 +97,7 @@ def build_dataloader(
     """
     phase = dataset_opt['phase']
     if phase not in ('train', 'val', 'test'):
-        raise ValueError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
+        raise UserError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
     rank, world_size = get_dist_info()
     workers = dataset_opt.get('num_worker_per_gpu', 0)
     prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
@@ -128,7 +127,7 @@ def build_dataloader(
         elif prefetch and start is not None:
             options['collate_fn'] = BatchMemory()
     elif isinstance(dataset, IterableDataset):
-        raise ValueError(
+        raise UserError(
             f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
             f'be trained on, not used in datasets.{phase}.'
         )
@@ -174,7 +173,7 @@ def _batching(
         stream = BatchStream(sampler, batch_size, world_size, rank, start, schedule)
         return {'batch_sampler': stream}
     if schedule is not None:
-        raise ValueError(
+        raise UserError(
             'datasets.train.progressive goes by the iterations of a run: give build_dataloader '
             'the start, or leave the option out.'
         )
@@ -282,18 +281,3 @@ class SeededDataset(DatasetAround):
             return self.dataset[index]
         with seeded(self.seed, number):  # the process's own generators are the model's
             return self.dataset[index]
-
-
-def worker_init_fn(
-    worker_id: int, num_workers: int, rank: int, seed: int, modules: Sequence[str] = ()
-) -> None:
-    """Prepare a worker process: its seeds and signals, one thread, the user's plug-ins."""
-    worker_seed = num_workers * rank + worker_id + seed
-    random.seed(worker_seed)
-    np.random.seed(worker_seed % 2**32)
-    heed_parent_alone()
-    from basicsr.utils.img_util import cv2
-
-    cv2.setNumThreads(0)
-    for module in modules:
-        importlib.import_module(module)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import locked
@@ -27,9 +28,9 @@ BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
-def image_error(path: str, message: str) -> ValueError:
+def image_error(path: str, message: str) -> UserError:
     """The error of an image, or a pair, that cannot be used; ``filename`` tells as for OSError."""
-    error = ValueError(message)
+    error = UserError(message)
     error.filename = path  # pyright: ignore[reportAttributeAccessIssue] (ValueError has a dict)
     return error
 
@@ -78,16 +79,16 @@ class BadImages:
         # A run that was resumed knows of samples that it has yet to see.
         count = sum(sample <= number for sample in self._known.values())
         if count > max(_FEW, _SHARE * seen):
-            raise ValueError(
+            raise UserError(
                 f'{count} of the first {seen} images cannot be used, which is too many '
                 f'for datasets.train.on_error: skip. They are listed in {self.file}; the last one: '
                 f'{reason}'
             )
         return True
 
-    def none_found(self, number: int) -> ValueError:
+    def none_found(self, number: int) -> UserError:
         """The error of a sample for which ``MOST_ATTEMPTS`` images in a row cannot be used."""
-        return ValueError(
+        return UserError(
             f'sample {number}: no image was found for it in {MOST_ATTEMPTS} attempts; those that '
             f'cannot be used are listed in {self.file}.'
         )

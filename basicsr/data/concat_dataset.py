@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from . import build_dataset
@@ -35,21 +36,21 @@ class ConcatDataset(Dataset):
     def __init__(self, opt: dict):
         self.opt = opt
         if not opt['parts']:
-            raise ValueError('parts is empty: give the options of a dataset in it.')
+            raise UserError('parts is empty: give the options of a dataset in it.')
         shared = {key: value for key, value in opt.items() if key not in _OWN_OPTIONS}
         self.parts = []
         for number, part in enumerate(opt['parts']):
             name = f'{opt.get("name", "mix")}_{number}'
             self.parts.append(build_dataset({**shared, 'name': name, **part}))
             if isinstance(self.parts[-1], IterableDataset):
-                raise ValueError(
+                raise UserError(
                     f'parts: {part["type"]} is read from front to back, and cannot be mixed with '
                     'others: give it a training set of its own.'
                 )
         self.lengths = [len(part) for part in self.parts]
         weights = opt.get('weights')
         if weights is not None and opt.get('phase', 'train') != 'train':
-            raise ValueError('weights mix the parts at random, for training: leave them out here.')
+            raise UserError('weights mix the parts at random, for training: leave them out here.')
         self.counts = shares(self.lengths, self.lengths if weights is None else weights)
         self.ends = np.cumsum(self.counts)
 
@@ -83,12 +84,12 @@ class ConcatDataset(Dataset):
 def shares(lengths: list[int], weights: Sequence[float]) -> list[int]:
     """How many of ``sum(lengths)`` samples each part gives, in proportion to its weight."""
     if len(weights) != len(lengths) or min(weights) < 0 or not any(weights):
-        raise ValueError(
+        raise UserError(
             f'weights {weights} must be {len(lengths)} numbers, one for each part, not negative '
             'and not all 0.'
         )
     for part, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
         if weight and not length:
-            raise ValueError(f'parts: number {part} is empty.')
+            raise UserError(f'parts: number {part} is empty.')
     ends = np.cumsum(weights) / sum(weights) * sum(lengths)
     return np.diff(np.rint(ends), prepend=0).astype(int).tolist()

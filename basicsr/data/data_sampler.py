@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.rng import mix
 
 # Beyond, torch.randperm draws 64 bits a place.
@@ -102,7 +103,7 @@ class BatchStream(Sampler[list[tuple[int, ...]]]):
         schedule: Iterable[tuple[int, int]] | None = None,
     ):
         if len(sampler) == 0:  # pyright: ignore[reportArgumentType] (our samplers have a length)
-            raise ValueError('the training set is empty: there is nothing to sample from.')
+            raise UserError('the training set is empty: there is nothing to sample from.')
         self.sampler = sampler
         self.batch_size = batch_size
         self.num_replicas = num_replicas

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
+from basicsr.utils.errors import UserError
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.image_header import remarks
 from basicsr.utils.img_util import imfrombytes, img2tensor
@@ -39,7 +40,7 @@ def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'no folder {folder}.')
     if Path(folder).suffix == '.lmdb':
-        raise ValueError(f'{folder} is an LMDB: set io_backend: {{type: lmdb}}.')
+        raise UserError(f'{folder} is an LMDB: set io_backend: {{type: lmdb}}.')
     files = (f for f in scandir(folder, recursive=recursive) if f.lower().endswith(IMG_EXTENSIONS))
     return sorted(files)
 
@@ -52,7 +53,7 @@ def paths_from_folder(folder: str | Path, recursive: bool = False) -> list[str]:
 def paths_from_lmdb(folder: str | Path) -> list[str]:
     """Keys of an image LMDB, in the order of its ``meta_info.txt``."""
     if not isinstance(folder, str | Path) or Path(folder).suffix != '.lmdb':
-        raise ValueError(f"{folder}: an LMDB folder must be named with the ending '.lmdb'.")
+        raise UserError(f"{folder}: an LMDB folder must be named with the ending '.lmdb'.")
     list_file = Path(folder) / 'meta_info.txt'
     if not list_file.is_file():
         raise FileNotFoundError(f'no list of keys {list_file}.')
@@ -68,7 +69,7 @@ def text_lines(list_file: str | Path) -> list[str]:
     """
     lines = [line for _, line in _numbered_lines(list_file)]
     if not lines:
-        raise ValueError(f'{list_file}: the list is empty.')
+        raise UserError(f'{list_file}: the list is empty.')
     return lines
 
 
@@ -78,7 +79,7 @@ def _numbered_lines(list_file: str | Path) -> list[tuple[int, str]]:
     try:
         lines = Path(list_file).read_text(encoding='utf-8-sig').splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f'{list_file}: not UTF-8 text ({error}).') from error
+        raise UserError(f'{list_file}: not UTF-8 text ({error}).') from error
     return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -92,7 +93,7 @@ def check_inside(name: str, list_file: str | Path) -> str:
     """
     path = PureWindowsPath(name)  # knows drives and both kinds of slash
     if not path.name or path.anchor or '..' in path.parts or printable(name) != name:
-        raise ValueError(
+        raise UserError(
             f'{list_file}: {name!r} is no name of an image below a folder: it must be relative, '
             'without .. and control characters.'
         )
@@ -106,7 +107,7 @@ def check_template(filename_tmpl: Any) -> str:
     """
     rest = filename_tmpl.replace('{}', '', 1) if isinstance(filename_tmpl, str) else '{'
     if rest == filename_tmpl or '{' in rest or '}' in rest:
-        raise ValueError(
+        raise UserError(
             f"filename_tmpl must have {{}} once, as '{{}}x4', and no other braces: "
             f'{filename_tmpl!r}.'
         )
@@ -141,7 +142,7 @@ def paired_paths_from_lmdb(folders: Sequence[str], keys: Sequence[str]) -> list[
     """
     inputs, targets = (set(paths_from_lmdb(folder)) for folder in folders)
     if inputs != targets:
-        raise ValueError(
+        raise UserError(
             f'keys of {keys[0]} and {keys[1]} differ: {folders[0]} has {len(inputs)}, {folders[1]} '
             f'has {len(targets)}'
             + _first_of(f'; not in {folders[0]}: ', sorted(targets - inputs))
@@ -210,7 +211,7 @@ def pairs_of_folders(
         found += 1
         yield _pair(folders, keys, lq_name, gt_name)
     if missing or unused:
-        raise ValueError(
+        raise UserError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
             f'{found + len(missing)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
@@ -218,7 +219,7 @@ def pairs_of_folders(
             + f". (filename_tmpl is '{filename_tmpl}')"
         )
     if not found:
-        raise ValueError(f'no images ({", ".join(IMG_EXTENSIONS)}) in {folders[1]}.')
+        raise UserError(f'no images ({", ".join(IMG_EXTENSIONS)}) in {folders[1]}.')
 
 
 def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: str) -> Pair:
@@ -259,7 +260,7 @@ def check_distinct_names(paths: Iterable[str]) -> None:
     for path in paths:
         first = seen.setdefault(os.path.splitext(path)[0], path)
         if first is not path:
-            raise ValueError(f'{first} and {path} would share the name of a result; rename one.')
+            raise UserError(f'{first} and {path} would share the name of a result; rename one.')
 
 
 def image_name(path: str, dataset_opt: dict) -> str:
@@ -285,22 +286,22 @@ def check_image_options(opt: dict) -> None:
             ``meta_info``, which only the Real-ESRGAN datasets read.
     """
     if opt.get('color') not in (None, 'gray', 'y'):
-        raise ValueError(f"color is '{opt['color']}'; choose 'y', 'gray' or leave it out.")
+        raise UserError(f"color is '{opt['color']}'; choose 'y', 'gray' or leave it out.")
     if (opt.get('mean') is None) != (opt.get('std') is None):
-        raise ValueError('mean and std go together; give both or neither.')
+        raise UserError('mean and std go together; give both or neither.')
     for key in ('dataroot_gt', 'dataroot_lq'):
         roots = opt.get(key, '.')
         for root in roots if isinstance(roots, list) else [roots]:
             if not isinstance(root, str):
-                raise ValueError(f'{key} must be a folder or a list of folders, got {roots!r}.')
+                raise UserError(f'{key} must be a folder or a list of folders, got {roots!r}.')
     if opt.get('meta_info') is not None:
-        raise ValueError('meta_info is not read by this dataset; rename it to meta_info_file.')
+        raise UserError('meta_info is not read by this dataset; rename it to meta_info_file.')
 
 
 def check_name_of_list(opt: dict) -> None:
     """Refuse ``meta_info_file``, which the datasets of Real-ESRGAN do not read."""
     if opt.get('meta_info_file') is not None:
-        raise ValueError('meta_info_file is not read by this dataset; rename it to meta_info.')
+        raise UserError('meta_info_file is not read by this dataset; rename it to meta_info.')
 
 
 def read_image(
@@ -423,7 +424,7 @@ def image_tensor(
         orientation: How to ``turn`` the image.
     """
     if keep_uint8 and img.dtype != np.uint8:
-        raise ValueError(f'uint8_batch is for images of 8 bits, and one has {img.dtype}: unset it.')
+        raise UserError(f'uint8_batch is for images of 8 bits, and one has {img.dtype}: unset it.')
     if color == 'y' or img.dtype != np.uint8:
         tensor = img2tensor(as_float(turn(img, orientation), color))
     else:  # the same values, turned as bytes instead of floats
@@ -467,7 +468,7 @@ def generate_frame_indices(
     reflection_circle 4 3 0 1 2; circle 3 4 0 1 2.
     """
     if num_frames % 2 == 0:
-        raise ValueError(f'num_frames must be odd, got {num_frames}.')
+        raise UserError(f'num_frames must be odd, got {num_frames}.')
     last, pad = max_frame_num - 1, num_frames // 2
     first_shown, last_shown = crt_idx - pad, crt_idx + pad
     before_and_after = {
@@ -477,7 +478,7 @@ def generate_frame_indices(
         'circle': (lambda i: i + num_frames, lambda i: i - num_frames),
     }
     if padding not in before_and_after:
-        raise ValueError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
+        raise UserError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
     before, after = before_and_after[padding]
     return [
         before(i) if i < 0 else after(i) if i > last else i
@@ -503,7 +504,7 @@ def duf_downsample(x: Tensor, kernel_size: int = 13, scale: int = 4) -> Tensor:
     """
     sigmas = {2: 0.8, 3: 1.2, 4: 1.6}
     if scale not in sigmas:
-        raise ValueError(f'scale must be 2, 3 or 4, got {scale}.')
+        raise UserError(f'scale must be 2, 3 or 4, got {scale}.')
     frames = x.flatten(0, -3).unsqueeze(1)
     pad = kernel_size // 2 + scale * 2
     kernel = torch.from_numpy(generate_gaussian_kernel(kernel_size, sigmas[scale])).to(x)

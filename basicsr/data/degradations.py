@@ -23,6 +23,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2
 
 Range = Sequence[float]
@@ -255,7 +256,7 @@ def draw_mixed_kernel(
     kind = random.choices(kernel_list, kernel_prob)[0]
     family, _, shape = kind.rpartition('_')
     if family not in families or shape not in ('iso', 'aniso'):
-        raise ValueError(
+        raise UserError(
             f"There is no kernel '{kind}'. kernel_list may name iso, aniso, generalized_iso, "
             'generalized_aniso, plateau_iso, plateau_aniso.'
         )
@@ -302,7 +303,7 @@ def _uniform(bounds: Range) -> float:
 
 def _odd(kernel_size: int) -> int:
     if kernel_size % 2 == 0:
-        raise ValueError(f'kernel_size is {kernel_size}; only odd kernels have a middle.')
+        raise UserError(f'kernel_size is {kernel_size}; only odd kernels have a middle.')
     return kernel_size
 
 
@@ -328,7 +329,7 @@ def pad_kernel(kernel: np.ndarray, size: int) -> np.ndarray:
     """Surround a kernel (k, k) with odd k by zeros, to (size, size)."""
     pad, rest = divmod(size - kernel.shape[0], 2)
     if pad < 0 or rest:
-        raise ValueError(f'A kernel of shape {kernel.shape} cannot be padded evenly to {size}.')
+        raise UserError(f'A kernel of shape {kernel.shape} cannot be padded evenly to {size}.')
     return np.pad(kernel, pad)
 
 
@@ -632,7 +633,7 @@ def add_jpg_compression(img: np.ndarray, quality: float = 90) -> np.ndarray:
         quality: From 0 to 100; OpenCV takes whole numbers, so a fraction is cut off.
     """
     if not 0 <= quality <= 100:
-        raise ValueError(f'The JPEG quality is {quality}; it must be from 0 to 100.')
+        raise UserError(f'The JPEG quality is {quality}; it must be from 0 to 100.')
     pixels = (img.clip(0, 1) * 255).round().astype(np.uint8)
     _, content = cv2.imencode('.jpg', pixels, [cv2.IMWRITE_JPEG_QUALITY, int(quality)])
     flag = cv2.IMREAD_GRAYSCALE if _is_gray(img) else cv2.IMREAD_COLOR

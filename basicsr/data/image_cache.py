@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.file_client import Stamp
 from basicsr.utils.img_util import cv2
 from basicsr.utils.misc import atomic_path, locked, remove_stale_temporaries
@@ -70,7 +71,7 @@ def open_cache(
         what: The images, for the log.
     """
     if isinstance(option, str) and option.lower() in _NO_FOLDERS:
-        raise ValueError(f"cache is '{option}'; it must be auto, off, or a folder.")
+        raise UserError(f"cache is '{option}'; it must be auto, off, or a folder.")
     automatic = option in ('auto', True)
     try:
         if automatic:

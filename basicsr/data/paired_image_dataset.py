@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
@@ -46,15 +47,15 @@ class PairedImages:
             self.pad_small = opt.get('pad_small', False)
             self.uint8_batch = opt.get('uint8_batch', False)
             if self.uint8_batch and (self.color == 'y' or self.mean is not None):
-                raise ValueError('uint8_batch: luma and normalised images are no bytes; unset it.')
+                raise UserError('uint8_batch: luma and normalised images are no bytes; unset it.')
         self._said = SaidOnce()
 
     def set_gt_size(self, gt_size: int) -> None:
         """Crop to ``gt_size`` from now on, in training."""
         if not isinstance(gt_size, int) or gt_size < self.scale:
-            raise ValueError(f'gt_size must be a number of pixels, got {gt_size!r}.')
+            raise UserError(f'gt_size must be a number of pixels, got {gt_size!r}.')
         if gt_size % self.scale:
-            raise ValueError(f'gt_size {gt_size} is not a multiple of scale {self.scale}.')
+            raise UserError(f'gt_size {gt_size} is not a multiple of scale {self.scale}.')
         self.gt_size = gt_size
 
     def _sample(
@@ -158,7 +159,7 @@ class PairedImageDataset(PairedImages, Dataset):
         gt_roots = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
         lq_roots = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
         if len(gt_roots) != len(lq_roots):
-            raise ValueError(
+            raise UserError(
                 f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
                 'belong together one by one.'
             )

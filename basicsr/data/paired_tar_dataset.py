@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from basicsr.utils.errors import MissingPackageError, UserError
 from basicsr.utils.registry import DATASET_REGISTRY
 from basicsr.utils.rng import mix
 from basicsr.utils.text import some
@@ -56,7 +57,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
 
     def __init__(self, opt: dict):
         if opt.get('phase', 'train') != 'train':
-            raise ValueError('PairedTarDataset is for training: use PairedImageDataset instead.')
+            raise UserError('PairedTarDataset is for training: use PairedImageDataset instead.')
         self._read_options(opt)
         _check_options(opt)
         self.shards = find_shards(opt['shards'])
@@ -64,10 +65,10 @@ class PairedTarDataset(PairedImages, IterableDataset):
         self.seed = opt.get('shuffle_seed', 0)
         given = opt.get('num_samples')
         if given is None and any(_is_address(shard) for shard in self.shards):
-            raise ValueError('num_samples: required with shards at addresses, to count epochs by.')
+            raise UserError('num_samples: required with shards at addresses, to count epochs by.')
         self._length: int = sum(map(_count_pairs, self.shards)) if given is None else given
         if self._length < 1:
-            raise ValueError(
+            raise UserError(
                 f'no pairs in {len(self.shards)} shards such as {self.shards[0]}: they must hold '
                 'files <name>.gt.<extension> and <name>.lq.<extension>.'
             )
@@ -93,7 +94,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
             if count > skipped:
                 yield partial(self._decoded, files)
         if count != self._length:  # a resume would begin at another sample
-            raise ValueError(
+            raise UserError(
                 f'num_samples is {self._length}, and the shards held {count} pairs: correct it. '
                 'If it was counted, a shard has changed meanwhile.'
             )
@@ -104,7 +105,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
             suffix = next((key for key in files if key.startswith(f'{kind}.')), None)
             name = f'{files["__url__"]}: {files["__key__"]}'
             if suffix is None:
-                raise ValueError(
+                raise UserError(
                     f'{name} has no {kind} image: its files must be {kind}.<extension>.'
                 )
             pair[f'{kind}_path'] = f'{name}.{suffix}'
@@ -117,18 +118,18 @@ def _check_options(opt: dict) -> None:
     """Refuse options of the wrong type, and those of folders, which have no effect here."""
     shards = opt['shards'] if isinstance(opt['shards'], list) else [opt['shards']]
     if not shards or not all(isinstance(shard, str) and shard for shard in shards):
-        raise ValueError(f'shards must be a file, a pattern or a list of them: {opt["shards"]!r}.')
+        raise UserError(f'shards must be a file, a pattern or a list of them: {opt["shards"]!r}.')
     for name, least in (('num_samples', 1), ('shuffle_buffer', 1), ('shuffle_seed', 0)):
         value = opt.get(name, least)
         if not (isinstance(value, int) and value >= least) and (name, value) != (
             'num_samples',
             None,
         ):
-            raise ValueError(f'{name} must be a whole number from {least} on, got {value!r}.')
+            raise UserError(f'{name} must be a whole number from {least} on, got {value!r}.')
     others = [name for name in _OF_FOLDERS if opt.get(name) is not None]
     if others or opt.get('cache', 'off') not in ('auto', 'off', True, False):
         others = others or ['cache']
-        raise ValueError(f'{", ".join(others)}: PairedTarDataset has no such option; leave it out.')
+        raise UserError(f'{", ".join(others)}: PairedTarDataset has no such option; leave it out.')
 
 
 def find_shards(shards: str | list[str]) -> list[str]:
@@ -141,16 +142,16 @@ def find_shards(shards: str | list[str]) -> list[str]:
     try:
         from braceexpand import braceexpand  # WebDataset brings it along
     except ImportError as error:
-        raise ImportError("PairedTarDataset needs: pip install 'basicsr[tar]'") from error
+        raise MissingPackageError("PairedTarDataset needs: pip install 'basicsr[tar]'") from error
     found: list[str] = []
     for name in [shards] if isinstance(shards, str) else shards:
         for part in braceexpand(name):
             if _is_address(part):
                 if re.search(r'[\s\'"`\\$\x00-\x1f]', part):  # some releases go through a shell
-                    raise ValueError(f'shards: the address {part!r} has blanks or quotes.')
+                    raise UserError(f'shards: the address {part!r} has blanks or quotes.')
                 found.append(part)
             elif re.match(r'[\w+.-]+:', part) and not Path(part).exists():
-                raise ValueError(f'shards: {part} is neither a file nor an https address.')
+                raise UserError(f'shards: {part} is neither a file nor an https address.')
             else:
                 # Absolute, since WebDataset would run what a file called pipe:… says.
                 found_files = glob(os.path.abspath(Path(part).expanduser()))
@@ -172,7 +173,7 @@ def _count_pairs(shard: str) -> int:
             return sum('.gt.' in Path(member.name).name for member in _files_of(tar, shard))
     except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
         reason = str(error).partition(':')[0].strip().rstrip('.')
-        raise ValueError(f'cannot read {shard}: {reason}.') from error
+        raise UserError(f'cannot read {shard}: {reason}.') from error
 
 
 def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
@@ -186,7 +187,7 @@ def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
             yield from group_by_keys(_contents(shard))
     except (tarfile.TarError, ValueError, OSError) as error:
         reason = re.sub(r'\s+', ' ', str(error))[:300]
-        raise ValueError(f'cannot read the shards {some(shards)}: {reason}') from error
+        raise UserError(f'cannot read the shards {some(shards)}: {reason}') from error
 
 
 def _contents(shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -207,7 +208,7 @@ def _files_of(tar: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
     for member in tar:
         tar.members = []  # it would keep all of them
         if member.issparse() or member.size > _MOST_BYTES:
-            raise ValueError(
+            raise UserError(
                 f'{shard}: {member.name} claims {member.size:,} bytes'
                 f'{" with holes" if member.issparse() else ""}; an image has at most '
                 f'{_MOST_BYTES:,}, and no holes.'
@@ -229,7 +230,7 @@ class _Header(tarfile.TarInfo):
         except tarfile.InvalidHeaderError as error:  # pyright: ignore (its stubs lack it)
             raise tarfile.ReadError(f'a header is damaged ({error})') from error
         if header.type in _BEFORE_A_FILE and header.size > _MOST_BYTES_BEFORE:
-            raise ValueError(
+            raise UserError(
                 f'a name or attributes of {header.size:,} bytes; at most {_MOST_BYTES_BEFORE:,} '
                 'belong to a file.'
             )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from basicsr.utils.failures import note_signals
+from basicsr.utils.dead_worker import note_signals
 
 from .batch_memory import BatchMemory
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.rng import mix
 
 
@@ -90,7 +91,7 @@ class Schedule:
         """Refuse a dataset that cannot make the crops of every stage."""
         where = 'datasets.train.progressive'
         if isinstance(dataset, IterableDataset):
-            raise ValueError(
+            raise UserError(
                 f'{where}: {type(dataset).__name__} is an IterableDataset, whose samples are not '
                 'asked for one by one, and so have no crop size: leave it out.'
             )
@@ -100,12 +101,12 @@ class Schedule:
             except AttributeError as error:
                 if error.name != 'set_gt_size':
                     raise
-                raise ValueError(
+                raise UserError(
                     f'{where}: {type(error.obj).__name__} has no crop size to change: give it a '
                     'method set_gt_size(gt_size), or leave the option out.'
                 ) from error
             except ValueError as error:
-                raise ValueError(f'{where}: {error}') from error
+                raise UserError(f'{where}: {error}') from error
 
 
 def crop_sizes(dataset_opt: Mapping[str, Any]) -> list[int]:
@@ -125,7 +126,7 @@ def _stages(dataset_opt: Mapping[str, Any]) -> list[Stage]:
     for number, options in enumerate(dataset_opt['progressive']):
         sizes = options.get('gt_size') or dataset_opt.get('gt_size')
         if sizes is None:
-            raise ValueError(
+            raise UserError(
                 f'datasets.train.progressive.{number}: gt_size is neither given here nor in '
                 'datasets.train: give one.'
             )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.registry import DATASET_REGISTRY
@@ -70,9 +71,9 @@ class RealESRGANDataset(Dataset):
         check_image_options(opt | {'meta_info': None})
         check_name_of_list(opt)
         if opt.get('mean') is not None:
-            raise ValueError('mean and std: images cannot be degraded once they are normalised.')
+            raise UserError('mean and std: images cannot be degraded once they are normalised.')
         if opt.get('phase', 'train') != 'train':
-            raise ValueError(
+            raise UserError(
                 'RealESRGANDataset degrades at random, for training; validate on images that stay '
                 'the same, with PairedImageDataset or RealESRGANPairedDataset.'
             )
@@ -86,7 +87,7 @@ class RealESRGANDataset(Dataset):
         self._is_progressive = bool(opt.get('progressive'))
         self.degrade_on = opt.get('degrade_on', 'device')
         if self.degrade_on not in ('device', 'worker'):
-            raise ValueError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
+            raise UserError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
         self._sharpen = USMSharp()
         check_options(opt, 'kernels', *(['recipes'] if self.degrade_on == 'worker' else []))
 
@@ -99,7 +100,7 @@ class RealESRGANDataset(Dataset):
             roots = [self._find_files(folder, opt) for folder in folders]
         self.paths = PathTable(path for root in roots for path in root)
         if not self.paths:
-            raise ValueError(f'no images in {self.gt_folder}.')
+            raise UserError(f'no images in {self.gt_folder}.')
         lengths = [len(root) for root in roots]
         self._first, self._share = _weighted(lengths, opt.get('root_weights'))
         self.file_client = FileClient(backend.pop('type'), **backend)
@@ -118,7 +119,7 @@ class RealESRGANDataset(Dataset):
         crop_size = self._given_crop_size or math.ceil(gt_size * 25 / 16 / scale) * scale
         whole = all(isinstance(n, int) and n > 0 for n in (gt_size, crop_size))
         if not whole or gt_size % scale or crop_size % scale or crop_size < gt_size:
-            raise ValueError(
+            raise UserError(
                 f'gt_size {gt_size} and crop_size {crop_size} must be multiples of scale {scale} '
                 'above 0, and crop_size the larger one.'
             )
@@ -175,7 +176,7 @@ def _weighted(lengths: list[int], weights: list[float] | None) -> tuple[np.ndarr
     """
     weights = weights or [1.0] * len(lengths)
     if len(weights) != len(lengths) or min(weights) < 0:
-        raise ValueError(
+        raise UserError(
             f'root_weights {weights} must be a number for each of the {len(lengths)} folders of '
             'dataroot_gt.'
         )

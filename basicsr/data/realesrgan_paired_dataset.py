@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from .data_util import check_name_of_list, listed_name, text_lines
@@ -29,7 +30,7 @@ class RealESRGANPairedDataset(PairedImageDataset):
         for line in text_lines(list_file):
             names = [listed_name(name.strip(), list_file) for name in line.split(',')]
             if len(names) != 2:
-                raise ValueError(f'{list_file}: a line is "<GT>, <LQ>", got "{line}".')
+                raise UserError(f'{list_file}: a line is "<GT>, <LQ>", got "{line}".')
             gt, lq = os.path.join(folders[1], names[0]), os.path.join(folders[0], names[1])
             pairs.append({'lq_path': lq, 'gt_path': gt})
         return pairs

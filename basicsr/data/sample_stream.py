@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.rng import seed_cpu, seeded
 
 from .bad_images import MOST_ATTEMPTS, BadImages
@@ -87,7 +88,7 @@ class SampleStream(IterableDataset):
                     yield made
                 number += 1
             if number == first:
-                raise ValueError('the training set is empty: its iterator gives nothing.')
+                raise UserError('the training set is empty: its iterator gives nothing.')
             if self.start is None:
                 return
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import import_name
 from basicsr.utils.rng import mix, mix_array
 
@@ -39,7 +40,7 @@ def build_sampler(
     if name == 'enlarged':
         sampler_class, options['ratio'] = EnlargedSampler, ratio
     elif ratio != 1:
-        raise ValueError(
+        raise UserError(
             f'datasets.train.dataset_enlarge_ratio {ratio} belongs to the sampler enlarged: leave '
             f'it out with {name}, whose epochs have no such length.'
         )
@@ -48,7 +49,7 @@ def build_sampler(
     elif name in ORDERS:
         sampler_class = ORDERS[name]
     else:
-        raise ValueError(
+        raise UserError(
             f"datasets.train.sampler: unknown type '{name}'; choose enlarged, {', '.join(ORDERS)}, "
             'or a class of yours as module:Class.'
         )
@@ -56,7 +57,7 @@ def build_sampler(
         sampler = sampler_class(dataset, num_replicas=num_replicas, rank=rank, seed=seed, **options)
         size = len(sampler)
     except (TypeError, ValueError) as error:
-        raise ValueError(f'datasets.train.sampler {name}: {error}') from error
+        raise UserError(f'datasets.train.sampler {name}: {error}') from error
     if not hasattr(sampler, 'total_size'):
         sampler.total_size = size * num_replicas
     return sampler
@@ -152,19 +153,19 @@ class SubsetRandomOrder(RandomOrder):
     ):
         super().__init__(dataset, num_replicas, rank, seed)
         if (indices is None) == (fraction is None):
-            raise ValueError('give either indices or fraction.')
+            raise UserError('give either indices or fraction.')
         if fraction is not None:
             if not 0 < fraction <= 1:
-                raise ValueError(f'fraction {fraction} is not in (0, 1].')
+                raise UserError(f'fraction {fraction} is not in (0, 1].')
             count = max(round(fraction * len(dataset)), 1)
             self.subset = permuted(np.arange(count), len(dataset), mix(seed))
         else:
             numbers = _numbers(indices)
             self.subset = numbers.astype(np.int64)
             if (self.subset != numbers).any():
-                raise ValueError('an index must be a whole number.')
+                raise UserError('an index must be a whole number.')
         if len(self.subset) and not 0 <= self.subset.min() <= self.subset.max() < len(dataset):
-            raise ValueError(
+            raise UserError(
                 f'an index must be from 0 to {len(dataset) - 1}; there are ones from '
                 f'{self.subset.min()} to {self.subset.max()}.'
             )
@@ -198,16 +199,16 @@ class WeightedRandomOrder(RandomOrder):
         super().__init__(dataset, num_replicas, rank, seed)
         self.weights = _numbers(weights).astype(np.float64)
         if len(self.weights) != len(dataset):
-            raise ValueError(
+            raise UserError(
                 f'there are {len(self.weights)} weights for {len(dataset)} samples: give one each.'
             )
         if not np.isfinite(self.weights).all() or self.weights.min() < 0 or not self.weights.any():
-            raise ValueError('weights must be finite, not negative, and not all 0.')
+            raise UserError('weights must be finite, not negative, and not all 0.')
         self.replacement = replacement
         eligible = np.count_nonzero(self.weights)
         self.total_size = num_samples or (len(dataset) if replacement else eligible)
         if not replacement and self.total_size > eligible:
-            raise ValueError(
+            raise UserError(
                 f'num_samples {num_samples} is more than the {eligible} samples with a weight: '
                 'take fewer, or replacement: true.'
             )
@@ -291,4 +292,4 @@ def _numbers(source: Sequence[float] | str | None) -> np.ndarray:
             return np.load(path, allow_pickle=False).ravel()
         return np.loadtxt(path, ndmin=1)
     except (ValueError, EOFError) as error:
-        raise ValueError(f'{path} holds no numbers, one a line or as .npy: {error}') from error
+        raise UserError(f'{path} holds no numbers, one a line or as .npy: {error}') from error

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basicsr.utils.diffjpeg import DiffJPEG
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_process_util import filter2D
 from basicsr.utils.text import did_you_mean
 
@@ -63,7 +64,7 @@ def check_options(opt: dict, *parts: str) -> None:
             _check_weights(opt, f'resize_prob{stage}', 3)
             low, high = opt[f'jpeg_range{stage}']
             if low < 1 or high > 100:
-                raise ValueError(f'jpeg_range{stage} is [{low}, {high}]; it must be in [1, 100].')
+                raise UserError(f'jpeg_range{stage} is [{low}, {high}]; it must be in [1, 100].')
     if 'kernels' in parts:
         _check_probability(opt, 'final_sinc_prob')
     if 'recipes' in parts:
@@ -73,16 +74,16 @@ def check_options(opt: dict, *parts: str) -> None:
 def _check_kernel_options(opt: dict, stage: str) -> None:
     largest = opt.get(f'blur_kernel_size{stage}', PADDED_KERNEL)
     if not isinstance(largest, int) or largest < SMALLEST_KERNEL or largest % 2 == 0:
-        raise ValueError(
+        raise UserError(
             f'blur_kernel_size{stage} is {largest}; it must be odd and at least {SMALLEST_KERNEL}.'
         )
     kinds = _required(opt, f'kernel_list{stage}')
     if not kinds or not isinstance(kinds, list | tuple):
-        raise ValueError(f'kernel_list{stage} is {kinds}; it must be a list of kinds.')
+        raise UserError(f'kernel_list{stage} is {kinds}; it must be a list of kinds.')
     unknown = [kind for kind in kinds if kind not in KERNEL_KINDS]
     if unknown:
         hint = did_you_mean(unknown[0], KERNEL_KINDS)
-        raise ValueError(
+        raise UserError(
             f"kernel_list{stage} names '{unknown[0]}'{hint} There are {', '.join(KERNEL_KINDS)}."
         )
     _check_weights(opt, f'kernel_prob{stage}', len(kinds))
@@ -92,7 +93,7 @@ def _check_kernel_options(opt: dict, stage: str) -> None:
         _check_range(opt, f'{name}{stage}')
         low, high = opt[f'{name}{stage}']
         if not low <= 1 <= high:
-            raise ValueError(
+            raise UserError(
                 f'{name}{stage} is [{low}, {high}]; it must hold 1, since exponents below and '
                 'above 1 are equally likely.'
             )
@@ -114,19 +115,19 @@ def _required(opt: dict, name: str) -> Any:
 def _check_range(opt: dict, name: str) -> None:
     value = _numbers(opt, name)
     if len(value) != 2 or not 0 <= value[0] <= value[1]:
-        raise ValueError(f'{name} is {opt[name]}; it must be [lowest, highest], not below 0.')
+        raise UserError(f'{name} is {opt[name]}; it must be [lowest, highest], not below 0.')
 
 
 def _check_probability(opt: dict, name: str) -> None:
     value = _required(opt, name)
     if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f'{name} is {opt[name]}; a probability is from 0 to 1.')
+        raise UserError(f'{name} is {opt[name]}; a probability is from 0 to 1.')
 
 
 def _check_weights(opt: dict, name: str, count: int) -> None:
     value = _numbers(opt, name)
     if len(value) != count or min(value) < 0 or sum(value) <= 0:
-        raise ValueError(f'{name} is {opt[name]}; it must be {count} weights, not all of them 0.')
+        raise UserError(f'{name} is {opt[name]}; it must be {count} weights, not all of them 0.')
 
 
 def draw_kernels(opt: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, dict]]:
@@ -206,7 +207,7 @@ def draw_recipes(
     """
     seeds = [draw_seed() for _ in range(count)] if seeds is None else seeds
     if len(seeds) != count:
-        raise ValueError(f'{len(seeds)} seeds are given for {count} samples; each needs one.')
+        raise UserError(f'{len(seeds)} seeds are given for {count} samples; each needs one.')
     branches = _draw_branches(opt, random.Random(seeds[0])) if shared else None
     return [draw_recipe(opt, seed, branches) for seed in seeds]
 
@@ -293,9 +294,7 @@ def make_pairs(
     target = source if sharpened else gt
     room = [length - size // scale + 1 for length in lq.shape[-2:]]
     if min(room) < 1:
-        raise ValueError(
-            f'gt_size {size} is more than the {gt.shape[-2]}x{gt.shape[-1]} there are.'
-        )
+        raise UserError(f'gt_size {size} is more than the {gt.shape[-2]}x{gt.shape[-1]} there are.')
     lqs, gts = [], []
     for i, recipe in enumerate(recipes):
         top, left = (int(u * n) for u, n in zip(recipe['crop'], room, strict=True))
@@ -335,9 +334,9 @@ def degrade(
     """
     b, _, h, w = gt.shape
     if len(recipes) != b:
-        raise ValueError(f'{len(recipes)} recipes are given for {b} images; each needs one.')
+        raise UserError(f'{len(recipes)} recipes are given for {b} images; each needs one.')
     if h % scale or w % scale:
-        raise ValueError(f'gt {h}x{w} (height x width) is no multiple of scale {scale}: crop it.')
+        raise UserError(f'gt {h}x{w} (height x width) is no multiple of scale {scale}: crop it.')
     lq_size = h // scale, w // scale
     generators = [torch.Generator(gt.device).manual_seed(recipe['seed']) for recipe in recipes]
     jpeg_last = [recipe['jpeg_last'] for recipe in recipes]

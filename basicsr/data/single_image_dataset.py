@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
@@ -47,7 +48,7 @@ class SingleImageDataset(Dataset):
         else:
             paths = self._find_files(opt)
         if not paths:
-            raise ValueError(f'no images in {self.lq_folder}.')
+            raise UserError(f'no images in {self.lq_folder}.')
         if opt.get('phase') != 'train':
             check_distinct_names(paths)
         self.paths = PathTable(paths)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2
 
 from .bad_images import image_error
@@ -21,7 +22,7 @@ _FLIP_CODES = {(True, False): 1, (False, True): 0, (True, True): -1}  # (hflip, 
 def mod_crop(img: np.ndarray, scale: int) -> np.ndarray:
     """A copy of ``img`` (h, w) or (h, w, c), cut at the bottom and right to multiples of scale."""
     if img.ndim not in (2, 3):
-        raise ValueError(f'an image has 2 or 3 dimensions, got shape {img.shape}.')
+        raise UserError(f'an image has 2 or 3 dimensions, got shape {img.shape}.')
     height, width = img.shape[0] // scale * scale, img.shape[1] // scale * scale
     return img[:height, :width].copy()
 
@@ -53,7 +54,7 @@ def paired_random_crop(
     lq_patch = gt_patch_size // scale
 
     if (gt_h, gt_w) != (lq_h * scale, lq_w * scale):
-        raise ValueError(
+        raise UserError(
             f'GT {gt_h}x{gt_w} (height x width) is not {scale} times LQ {lq_h}x{lq_w}: {gt_path}.'
         )
     if lq_h < lq_patch or lq_w < lq_patch:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basicsr.archs.vgg_arch import VGGFeatureExtractor
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import LOSS_REGISTRY
 
 from .loss_util import at_least_float32, weighted_loss
@@ -45,7 +46,7 @@ class _PixelLoss(nn.Module):
     def __init__(self, loss_weight: float = 1.0, reduction: str = 'mean'):
         super().__init__()
         if reduction not in ('none', 'mean', 'sum'):
-            raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}.")
+            raise UserError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}.")
         self.loss_weight = loss_weight
         self.reduction = reduction
 
@@ -102,7 +103,7 @@ class WeightedTVLoss(L1Loss):
 
     def __init__(self, loss_weight: float = 1.0, reduction: str = 'mean'):
         if reduction == 'none':
-            raise ValueError(
+            raise UserError(
                 "WeightedTVLoss adds maps of two sizes: reduction must be 'mean' or 'sum', got "
                 "'none'."
             )
@@ -148,9 +149,9 @@ class PerceptualLoss(nn.Module):
         super().__init__()
         criteria = {'l1': l1_loss, 'l2': mse_loss, 'fro': _frobenius_distance}
         if criterion not in criteria:
-            raise ValueError(f"criterion must be 'l1', 'l2' or 'fro', got {criterion!r}.")
+            raise UserError(f"criterion must be 'l1', 'l2' or 'fro', got {criterion!r}.")
         if perceptual_weight <= 0 and style_weight <= 0:
-            raise ValueError('PerceptualLoss: perceptual_weight or style_weight must be above 0.')
+            raise UserError('PerceptualLoss: perceptual_weight or style_weight must be above 0.')
         self.criterion = criteria[criterion]
         self.layer_weights = layer_weights
         self.perceptual_weight = perceptual_weight
@@ -161,7 +162,7 @@ class PerceptualLoss(nn.Module):
 
     def forward(self, x: Tensor, gt: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if x.shape != gt.shape:
-            raise ValueError(
+            raise UserError(
                 f'PerceptualLoss compares images of one shape, got an output of {tuple(x.shape)} '
                 f'and a GT of {tuple(gt.shape)}: does upscale of the network equal scale?'
             )

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import LOSS_REGISTRY
 from basicsr.utils.text import did_you_mean
 
@@ -55,7 +56,7 @@ class GANLoss(nn.Module):
         super().__init__()
         if gan_type not in GAN_TYPES:
             hint = did_you_mean(gan_type, GAN_TYPES)
-            raise ValueError(f"gan_type '{gan_type}' is not one of {', '.join(GAN_TYPES)}{hint}")
+            raise UserError(f"gan_type '{gan_type}' is not one of {', '.join(GAN_TYPES)}{hint}")
         self.gan_type = gan_type
         self.real_label_val = real_label_val
         self.fake_label_val = fake_label_val
@@ -133,9 +134,9 @@ class GANFeatLoss(nn.Module):
         super().__init__()
         criteria = {'l1': L1Loss, 'l2': MSELoss, 'charbonnier': CharbonnierLoss}
         if criterion not in criteria:
-            raise ValueError(f"criterion must be 'l1', 'l2' or 'charbonnier', got {criterion!r}.")
+            raise UserError(f"criterion must be 'l1', 'l2' or 'charbonnier', got {criterion!r}.")
         if reduction == 'none':
-            raise ValueError(
+            raise UserError(
                 "GANFeatLoss adds features of many sizes: reduction is 'mean' or 'sum'."
             )
         self.criterion = criteria[criterion](loss_weight, reduction)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basicsr.utils.errors import UserError
+
 
 def reduce_loss(loss: Tensor, reduction: str) -> Tensor:
     """Reduce a loss map: 'none' leaves it, 'mean' and 'sum' give a scalar."""
@@ -21,7 +23,7 @@ def reduce_loss(loss: Tensor, reduction: str) -> Tensor:
         return loss.mean()
     if reduction == 'sum':
         return loss.sum()
-    raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}.")
+    raise UserError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}.")
 
 
 def weight_reduce_loss(
@@ -41,7 +43,7 @@ def weight_reduce_loss(
     if weight.dim() != loss.dim() or any(
         size not in (1, wanted) for size, wanted in zip(weight.shape, loss.shape, strict=True)
     ):
-        raise ValueError(
+        raise UserError(
             f'weight {tuple(weight.shape)} does not fit the loss map {tuple(loss.shape)}: every '
             'size must be 1 or equal.'
         )
@@ -69,7 +71,7 @@ def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
         **options: Any,
     ) -> Tensor:
         if pred.shape != target.shape:
-            raise ValueError(
+            raise UserError(
                 f'{loss_func.__name__} compares images of one shape, got an output of '
                 f'{tuple(pred.shape)} and a GT of {tuple(target.shape)}: does upscale of the '
                 'network equal scale?'
@@ -93,7 +95,7 @@ def get_local_weights(residual: Tensor, ksize: int) -> Tensor:
             reflected at the borders.
     """
     if ksize % 2 == 0 or ksize // 2 >= min(residual.shape[-2:]):
-        raise ValueError(
+        raise UserError(
             f'ksize must be odd and less than twice the sides of the image, got {ksize} for '
             f'{tuple(residual.shape[-2:])}.'
         )

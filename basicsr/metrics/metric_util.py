@@ -3,6 +3,7 @@
 import numpy as np
 
 from basicsr.utils.color_util import RGB_TO_YCBCR, YCBCR_OFFSET
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2
 
 # Weights of B, G and R in [0, 255], and what is added.
@@ -16,7 +17,7 @@ def reorder_image(img: np.ndarray, input_order: str = 'HWC') -> np.ndarray:
         input_order: 'HWC' or 'CHW'; of no importance for (h, w).
     """
     if input_order not in ('HWC', 'CHW'):
-        raise ValueError(f"input_order must be 'HWC' or 'CHW', got {input_order!r}.")
+        raise UserError(f"input_order must be 'HWC' or 'CHW', got {input_order!r}.")
     if img.ndim == 2:
         return img[..., None]
     return img.transpose(1, 2, 0) if input_order == 'CHW' else img

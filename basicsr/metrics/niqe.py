@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import crop_border as crop
 from basicsr.utils.img_util import cv2
 from basicsr.utils.matlab_functions import imresize
@@ -62,10 +63,10 @@ def niqe(
         ValueError: The image has fewer than two blocks, or fewer than two that are not flat.
     """
     if img.ndim != 2:
-        raise ValueError(f'NIQE takes one gray or luma image (h, w), got shape {img.shape}.')
+        raise UserError(f'NIQE takes one gray or luma image (h, w), got shape {img.shape}.')
     rows, columns = img.shape[0] // block_size_h, img.shape[1] // block_size_w
     if rows * columns < 2:
-        raise ValueError(
+        raise UserError(
             f'NIQE needs at least two blocks of {block_size_h} x {block_size_w} pixels after '
             f'cropping, got an image of {img.shape[0]} x {img.shape[1]} (height x width).'
         )
@@ -79,7 +80,7 @@ def niqe(
     )
     known = features[~np.isnan(features).any(axis=1)]
     if len(known) < 2:
-        raise ValueError(
+        raise UserError(
             f'NIQE is not defined for an image without texture: {len(known)} of {len(features)} '
             'blocks have some, two are needed.'
         )
@@ -111,7 +112,7 @@ def calculate_niqe(
         ValueError: The image is too small or flat; see ``niqe``.
     """
     if convert_to not in ('y', 'gray'):
-        raise ValueError(f"convert_to must be 'y' or 'gray', got {convert_to!r}.")
+        raise UserError(f"convert_to must be 'y' or 'gray', got {convert_to!r}.")
     if input_order != 'HW':
         img = reorder_image(img, input_order)
     img = crop(to_255(img), crop_border)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basicsr.utils.color_util import rgb2ycbcr_pt
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import crop_border as crop
 from basicsr.utils.img_util import cv2
 from basicsr.utils.registry import METRIC_REGISTRY
@@ -136,7 +137,7 @@ def _check_shapes(img: Any, img2: Any) -> None:
 
 def _check_window(size: tuple[int, ...]) -> None:
     if min(size) < _WINDOW:
-        raise ValueError(
+        raise UserError(
             f'SSIM needs at least {_WINDOW} x {_WINDOW} pixels after cropping, got '
             f'{size[0]} x {size[1]} (height x width): lower crop_border or use larger images.'
         )

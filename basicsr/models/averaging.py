@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
+from basicsr.utils.errors import UserError
 from basicsr.utils.text import some
 from basicsr.utils.wrong_weights import why_unusable
 
@@ -48,7 +49,7 @@ def exponent(length: float) -> float:
         ValueError: No profile with g >= 0 has this length.
     """
     if not 0 < length <= _LONGEST:
-        raise ValueError(
+        raise UserError(
             f'the length of an average must be above 0 and at most {_LONGEST:.4f}, that of the '
             f'plain mean over all iterations; got {length}.'
         )
@@ -104,13 +105,13 @@ class PowerAverages:
 
     def __init__(self, lengths: Sequence[float], copy_network: Callable[[], nn.Module]):
         if len(set(lengths)) < 2:
-            raise ValueError(
+            raise UserError(
                 f'train.posthoc_ema needs two lengths or more, such as [0.05, 0.1], got {lengths}.'
             )
         try:
             self._exponents = [exponent(length) for length in lengths]
         except ValueError as error:
-            raise ValueError(f'train.posthoc_ema: {error}') from error
+            raise UserError(f'train.posthoc_ema: {error}') from error
         self.lengths = list(lengths)
         self.networks = [copy_network() for _ in lengths]
 
@@ -128,7 +129,7 @@ class PowerAverages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state['lengths'] != self.lengths:
-            raise ValueError(
+            raise UserError(
                 f'train.posthoc_ema: the run that is resumed has the lengths {state["lengths"]}, '
                 f'not {self.lengths}. They stay as they are from the first iteration on.'
             )
@@ -151,7 +152,7 @@ def load_snapshot(models: str | Path, iteration: int) -> dict[str, Any]:
         )
     content = load_checkpoint(file)
     if not _is_snapshot(content):
-        raise ValueError(f'{file} does not hold averages of train.posthoc_ema.')
+        raise UserError(f'{file} does not hold averages of train.posthoc_ema.')
     return content
 
 
@@ -216,12 +217,12 @@ def write_averages(
 def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
     """The file for each length; none of them exists."""
     if target.suffix not in ('.pth', '.safetensors'):
-        raise ValueError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
+        raise UserError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
     files = [target]
     if len(lengths) > 1:
         files = [target.with_name(f'{target.stem}_{x:g}{target.suffix}') for x in lengths]
     if len(set(files)) < len(files):
-        raise ValueError(f'two of the lengths {lengths} are the same file: give each once.')
+        raise UserError(f'two of the lengths {lengths} are the same file: give each once.')
     for file in files:
         if file.exists():
             raise FileExistsError(f'{file} exists: remove it, or give another name (-o).')
@@ -264,7 +265,7 @@ def _fit(
     good = [
         f'{x:g}' for x in others if shares_of_snapshots(exponents, ends, x)[1] <= _LARGEST_ERROR
     ]
-    raise ValueError(
+    raise UserError(
         f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots; '
         f'lengths that they give: {", ".join(good) or "none"}. Choose one of these, or store '
         'snapshots more often (logger.save_checkpoint_freq).'
@@ -283,7 +284,7 @@ def _add_up(
         file = snapshot_file(models, iteration)
         snapshot = load_snapshot(models, iteration)
         if snapshot['lengths'] != newest['lengths'] or _shapes(snapshot) != _shapes(newest):
-            raise ValueError(
+            raise UserError(
                 f'{file} is of another network, or of other lengths, than that of iteration '
                 f'{iterations[-1]}: move the files of another run away.'
             )

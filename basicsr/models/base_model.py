@@ -26,6 +26,7 @@ from basicsr.utils.checkpoint import (
 )
 from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import from_master, get_dist_info, master_only
+from basicsr.utils.errors import UserError
 from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.safetensors_file import require_safetensors
 from basicsr.utils.text import some
@@ -485,7 +486,7 @@ class BaseModel:
         nets = net if isinstance(net, list) else [net]
         keys = param_key if isinstance(param_key, list) else [param_key]
         if len(nets) != len(keys):
-            raise ValueError(f'{len(nets)} networks need as many param_keys, got {keys}.')
+            raise UserError(f'{len(nets)} networks need as many param_keys, got {keys}.')
         label = 'latest' if current_iter == -1 else current_iter
         content = {
             key: dict(self.get_bare_model(n).state_dict())
@@ -551,7 +552,7 @@ class BaseModel:
             net.load_state_dict(state, strict=True)
         except RuntimeError as error:
             text = '; '.join(self._differences(own, state)) or str(error).replace('\n', ' ')
-            raise ValueError(
+            raise UserError(
                 f'{load_path} does not fit {type(net).__name__}: {text}. {self._advice(net, state)}'
             ) from error
 
@@ -569,7 +570,7 @@ class BaseModel:
         for problem in self._differences(own, state):
             logger.warning('Not loaded: %s', problem)
         if not fitting:
-            raise ValueError(
+            raise UserError(
                 f'{load_path} has nothing that fits {type(net).__name__}. '
                 f'{self._advice(net, state)}'
             )
@@ -671,19 +672,19 @@ class BaseModel:
             self._resume(resume_state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
             reason = f'{type(error).__name__}: {error}'
-            raise ValueError(f'the training state has what no run saves ({reason}).') from error
+            raise UserError(f'the training state has what no run saves ({reason}).') from error
         self.load_extra_state(resume_state)
 
     def _resume(self, resume_state: Mapping[str, Any]) -> None:
         for kind in ('optimizers', 'schedulers'):
             if len(resume_state[kind]) != len(getattr(self, kind)):
-                raise ValueError(
+                raise UserError(
                     f'the training state has {len(resume_state[kind])} {kind}, this model '
                     f'{len(getattr(self, kind))}: it belongs to another kind of run.'
                 )
         types = resume_state.get('types', self._types())
         if types != self._types():
-            raise ValueError(
+            raise UserError(
                 f'the training state is one of {_listed(types)}, the option file asks for '
                 f'{_listed(self._types())}. A resume goes on with the former; for the latter, '
                 'begin a new run from the weights (path.pretrain_network_g).'
@@ -697,7 +698,7 @@ class BaseModel:
             try:
                 optimizer.load_state_dict(deepcopy(state))
             except ValueError as error:
-                raise ValueError(
+                raise UserError(
                     f'the training state does not fit the optimizer: {error}'
                 ) from error
         align_state(self.optimizers)  # the run before may have had another layout

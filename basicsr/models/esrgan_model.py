@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .srgan_model import SRGANModel
@@ -23,7 +24,7 @@ class ESRGANModel(SRGANModel):
     def init_losses(self) -> None:
         super().init_losses()
         if getattr(self.cri_gan, 'gan_type', None) == 'hinge':
-            raise ValueError(
+            raise UserError(
                 'train.gan_opt: the hinge loss of a generator has no target, so that its two '
                 'relativistic terms cancel; choose another gan_type, or SRGANModel.'
             )

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from basicsr.utils.errors import UserError
+
 
 class MultiStepRestartLR(LRScheduler):
     """Steps down at milestones, and back to a share of the initial rate at restarts.
@@ -30,9 +32,7 @@ class MultiStepRestartLR(LRScheduler):
         last_epoch: int = -1,
     ):
         if len(restarts) != len(restart_weights):
-            raise ValueError(
-                f'restarts {restarts} need as many restart_weights: {restart_weights}.'
-            )
+            raise UserError(f'restarts {restarts} need as many restart_weights: {restart_weights}.')
         self.milestones = Counter(int(milestone) for milestone in milestones)
         self.gamma = gamma
         self.restarts = [int(restart) for restart in restarts]
@@ -76,7 +76,7 @@ class CosineAnnealingRestartLR(LRScheduler):
         last_epoch: int = -1,
     ):
         if len(periods) != len(restart_weights):
-            raise ValueError(f'periods {periods} need as many restart_weights: {restart_weights}.')
+            raise UserError(f'periods {periods} need as many restart_weights: {restart_weights}.')
         self.periods = [int(period) for period in periods]
         self.restart_weights = list(restart_weights)
         self.eta_min = eta_min

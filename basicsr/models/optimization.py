@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr_scheduler
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import argument_problems, building, import_name
 from basicsr.utils.text import did_you_mean
 
@@ -158,14 +159,14 @@ def _build_muon(
         for is_matrix in (True, False)
     )
     if not matrices:
-        raise ValueError(
+        raise UserError(
             'Muon trains matrices, the weights of linear layers, and this network has none: its '
             'convolutions are no matrices. Take AdamW, or an optimizer of yours as module:Class.'
         )
     parts = [_build(torch.optim.Muon, matrices, options)]
     if rest:
         if not others:
-            raise ValueError(
+            raise UserError(
                 'Muon trains matrices alone, and this network has other parameters (biases, norms, '
                 'convolutions): say what trains these, such as others: {type: AdamW, lr: 2e-4}.'
             )
@@ -207,7 +208,7 @@ def _optimizer_class(name: str) -> type[Optimizer]:
     known = {key: value for key, value in vars(torch.optim).items() if _is_optimizer(value)}
     if name not in known:
         hint = did_you_mean(name, known)
-        raise ValueError(f"optimizer '{name}' is not in torch.optim{hint} (others: module:Class)")
+        raise UserError(f"optimizer '{name}' is not in torch.optim{hint} (others: module:Class)")
     return known[name]
 
 
@@ -248,7 +249,7 @@ def parameter_groups(net: nn.Module, options: dict[str, Any]) -> tuple[list[dict
         groups[key]['params'].append(parameter)
     for number, group in enumerate(described):
         if not any(key[0] == number for key in groups):
-            raise ValueError(f"groups: no trained parameter has '{group['pattern']}' in its name.")
+            raise UserError(f"groups: no trained parameter has '{group['pattern']}' in its name.")
     return [groups[key] for key in sorted(groups)], options
 
 
@@ -256,14 +257,14 @@ def _check_groups(described: Any) -> None:
     if not isinstance(described, list) or not all(
         isinstance(group, dict) and 'pattern' in group for group in described
     ):
-        raise ValueError(
+        raise UserError(
             f'groups must be a list, such as [{{pattern: body, lr: 1e-5}}]: {described}'
         )
     for group in described:
         try:
             re.compile(group['pattern'])
         except re.error as error:
-            raise ValueError(f"groups: pattern '{group['pattern']}': {error}.") from error
+            raise UserError(f"groups: pattern '{group['pattern']}': {error}.") from error
 
 
 def _norms_and_biases(net: nn.Module) -> set[str]:
@@ -283,7 +284,7 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
         ValueError: There is no such schedule, or it cannot be built of the options.
     """
     if problems := scheduler_problems(options):
-        raise ValueError(f'train.scheduler: {" ".join(problems)}')
+        raise UserError(f'train.scheduler: {" ".join(problems)}')
     options = dict(options)
     name = options.pop('type')
     schedule = _schedulers()[name]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from basicsr.utils.errors import UserError
+
 from .nonfinite import NumberWatch, gradient_norm, whole
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class Precision:
     ) -> None:
         """Make a step of an optimizer that asks for loss and gradients several times (LBFGS)."""
         if self.amp == 'fp16' or self.clip_norm is not None or self.clip_value is not None:
-            raise ValueError(
+            raise UserError(
                 f'{type(optimizer).__name__} compares gradients with each other: it goes neither '
                 'with train.amp: fp16, which scales them, nor with train.clip_grad_norm or '
                 'clip_grad_value. Leave these out, or take bf16.'

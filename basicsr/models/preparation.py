@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from basicsr.utils.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 _TRIALS = 4
@@ -44,7 +46,7 @@ def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
         module.compile(**(options if isinstance(options, Mapping) else {}))
     except (LookupError, TypeError, RuntimeError) as error:
         reason = str(error).partition('\n')[0]
-        raise ValueError(
+        raise UserError(
             f'train.compile: {options} are no arguments of torch.compile: {reason}'
         ) from error
 
@@ -103,14 +105,14 @@ def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
         return None
     if not opt['dist']:
         if opt['num_gpu'] > 1:
-            raise ValueError(
+            raise UserError(
                 f'train.sharding needs one process per GPU, and num_gpu is {opt["num_gpu"]} in a '
                 f'single one: torchrun --nproc_per_node={opt["num_gpu"]} basicsr/train.py -opt FILE'
             )
         logger.info('train.sharding has no effect: this is the only process.')
         return None
     if train_opt.get('channels_last'):
-        raise ValueError(
+        raise UserError(
             'train.sharding cuts weights whose memory is contiguous: leave channels_last out.'
         )
     from .sharding import Sharding  # which takes a second to import
@@ -121,7 +123,7 @@ def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
 def _with_synced_norms(net: nn.Module) -> nn.Module:
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if norms and next(net.parameters()).device.type != 'cuda':
-        raise ValueError(
+        raise UserError(
             'train.norms: synced needs GPUs: torch has no SyncBatchNorm on the CPU. Leave it out.'
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm(net)

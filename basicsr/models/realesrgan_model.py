@@ -6,6 +6,7 @@ Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10
 
 from torch import Tensor
 
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .realesrnet_model import BlindDegradation
@@ -25,7 +26,7 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
 
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is not None:
-            raise ValueError(
+            raise UserError(
                 'gt_usm is for RealESRNetModel; RealESRGANModel has l1_gt_usm, percep_gt_usm and '
                 'gan_gt_usm.'
             )

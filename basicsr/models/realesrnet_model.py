@@ -16,6 +16,7 @@ from torch import Tensor
 from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import keep_rows
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
@@ -116,7 +117,7 @@ class BlindDegradation(BaseModel):
         train_set = opt['datasets']['train']
         own, its = opt.get('gt_size'), train_set.get('gt_size')
         if own is not None and its is not None and own != its:
-            raise ValueError(
+            raise UserError(
                 f'gt_size is {own}, but datasets.train.gt_size {its}: both are the side of the '
                 'training patches; leave one of them out.'
             )
@@ -125,7 +126,7 @@ class BlindDegradation(BaseModel):
         self.degradation = {name: value for name, value in given.items() if value is not None}
         in_workers = train_set.get('degrade_on') == 'worker'
         if in_workers and self.shares:
-            raise ValueError(
+            raise UserError(
                 'share_degradation needs whole batches, and with datasets.train.degrade_on: worker '
                 'the samples are degraded one by one: leave one of them out.'
             )
@@ -134,7 +135,7 @@ class BlindDegradation(BaseModel):
                 check_options(self.degradation, 'recipes')
                 _ = self.degradation['gt_size'], self.degradation['scale']
             except KeyError as error:
-                raise ValueError(f'{opt["model_type"]} needs the option {error}.') from error
+                raise UserError(f'{opt["model_type"]} needs the option {error}.') from error
 
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
@@ -146,7 +147,7 @@ class BlindDegradation(BaseModel):
         if not size:
             return
         if len(sizes := crop_sizes(self.degradation)) > 1:
-            raise ValueError(
+            raise UserError(
                 f'a pool mixes batches, and those of datasets.train.progressive have crops of '
                 f'{sizes}: set queue_size: 0.'
             )
@@ -176,7 +177,7 @@ class BlindDegradation(BaseModel):
     def _degrade(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with ``lq``, and ``gt`` cut to it."""
         if not self.is_high_order:
-            raise ValueError(
+            raise UserError(
                 'high_order_degradation: false needs pairs of images, and the training set gives '
                 'no lq: use RealESRGANPairedDataset.'
             )
@@ -233,5 +234,5 @@ class RealESRNetModel(BlindDegradation, SRModel):
 
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is None and self.is_high_order:
-            raise ValueError('gt_usm: required by RealESRNetModel: true sharpens the target.')
+            raise UserError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

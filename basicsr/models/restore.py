@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from basicsr.archs.arch_util import pad_to_multiple
+from basicsr.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def required_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) 
         _halos[net] = receptive_halo(net, channels, scale, multiple)
     halo = _halos[net]
     if halo is None:
-        raise ValueError(
+        raise UserError(
             f'{type(net).__name__} looks at the whole image, so tiles change its result: give an '
             'overlap in LQ pixels, such as 32, over which neighbours are blended.'
         )

@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from basicsr.utils.errors import UserError
+
 from .preparation import inner_blocks
 
 # They look at rows, matrices or all parameters at once, or index what they change.
@@ -60,7 +62,7 @@ class Sharding:
         name = type(optimizer).__name__
         if name in _NEED_WHOLE_TENSORS:
             name = 'Muon' if name == 'JointOptimizer' else name
-            raise ValueError(
+            raise UserError(
                 f'train.sharding: {name} needs whole tensors, and every process has a part of '
                 'each. Take AdamW, or leave sharding out.'
             )

@@ -25,15 +25,15 @@ from basicsr.data.progressive import Schedule
 from basicsr.losses import build_loss
 from basicsr.metrics import calculate_metric
 from basicsr.utils.dist_util import barrier, gather_lists, get_dist_info, share_buffers
+from basicsr.utils.errors import UserError
 from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
-from basicsr.utils.preemption import Preempted
+from basicsr.utils.progress import Preempted, note
 from basicsr.utils.registry import METRIC_REGISTRY, MODEL_REGISTRY
 from basicsr.utils.text import did_you_mean, some
-from basicsr.utils.watchdog import note
 
 from .averaging import PowerAverages
 from .base_model import BaseModel
@@ -84,7 +84,7 @@ class SRModel(BaseModel):
         super().__init__(opt)
         self._check_metrics()
         if not opt.get('network_g'):
-            raise ValueError('network_g: required, and not given.')
+            raise UserError('network_g: required, and not given.')
         self.net_g = self.model_to_device(build_network(opt['network_g']))
         self.print_network(self.net_g)
         self._load_pretrained(self.net_g, 'g', opt['path'].get('param_key_g', 'params'))
@@ -104,7 +104,7 @@ class SRModel(BaseModel):
             if options['type'].endswith('_pt'):
                 problems = [f'{options["type"]} takes tensors, not images.']
             if problems:
-                raise ValueError(f'val.metrics.{name}: {" ".join(problems)}')
+                raise UserError(f'val.metrics.{name}: {" ".join(problems)}')
 
     def _load_pretrained(self, net: torch.nn.Module, label: str, param_key: str | None) -> None:
         """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
@@ -140,13 +140,13 @@ class SRModel(BaseModel):
         """Build what ``train.swa`` and ``train.posthoc_ema`` ask for."""
         swa, lengths = (self.opt['train'].get(key) for key in ('swa', 'posthoc_ema'))
         if self.sharding and (swa or lengths):
-            raise ValueError(
+            raise UserError(
                 'train.swa and train.posthoc_ema average whole networks, and train.sharding splits '
                 'them: leave one of these out.'
             )
         has_average = swa or lengths or self.ema_decay > 0
         if has_average and any(map(has_two_weights, self.optimizers)):
-            raise ValueError(
+            raise UserError(
                 'train.ema_decay, swa and posthoc_ema average the weights that gradients are taken '
                 'at, and a schedule-free optimizer has an average of its own: set ema_decay: 0, '
                 'and leave the others out.'
@@ -187,7 +187,7 @@ class SRModel(BaseModel):
         """Refuse a sum over the batch where a mean of the parts of the batch would be taken."""
         for name, loss in {**vars(self), **self.cri_others}.items():
             if self.accumulate > 1 and getattr(loss, 'reduction', 'mean') == 'sum':
-                raise ValueError(
+                raise UserError(
                     f'train.accumulate takes means of losses, and {name} is a sum: leave '
                     'reduction: sum out, and raise its loss_weight.'
                 )
@@ -204,18 +204,18 @@ class SRModel(BaseModel):
         if not isinstance(more, list) or not all(
             isinstance(options, dict) and 'type' in options for options in more
         ):
-            raise ValueError(
+            raise UserError(
                 f'train.losses must be a list of losses, such as [{{type: L1Loss}}], got {more}.'
             )
         for options in map(dict, more):
             name = options.pop('name', None) or options['type'].removesuffix('Loss').lower()
             if name in self.cri_others:
-                raise ValueError(f"train.losses: two are called '{name}'; give each a name.")
+                raise UserError(f"train.losses: two are called '{name}'; give each a name.")
             if name in _OWN_LOSSES:
-                raise ValueError(f"train.losses: '{name}' is another loss; give a new name.")
+                raise UserError(f"train.losses: '{name}' is another loss; give a new name.")
             self.cri_others[name] = self._build_loss(options)
             if is_adversarial(self.cri_others[name]):
-                raise ValueError(
+                raise UserError(
                     'train.losses: an adversarial loss has its own place, train.gan_opt, in the '
                     'options of an adversarial model.'
                 )
@@ -223,7 +223,7 @@ class SRModel(BaseModel):
         if self.needs_fidelity_loss and not (
             self.cri_pix or self.cri_perceptual or self.cri_others
         ):
-            raise ValueError('no loss: give train.pixel_opt, train.perceptual_opt or train.losses.')
+            raise UserError('no loss: give train.pixel_opt, train.perceptual_opt or train.losses.')
 
     def _build_loss(self, options: dict) -> torch.nn.Module:
         loss = build_loss(options).to(self.device)
@@ -238,7 +238,7 @@ class SRModel(BaseModel):
         """The optimizer of a network that ``train.<key>`` describes."""
         options = dict(self.opt['train'].get(key) or {})
         if problems := optimizer_problems(options):
-            raise ValueError(f'train.{key}: {" ".join(problems)}')
+            raise UserError(f'train.{key}: {" ".join(problems)}')
         name = options.pop('type')
         frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
         if frozen:
@@ -255,7 +255,7 @@ class SRModel(BaseModel):
         for unknown in given - {'params', *optimizer.defaults}:
             if optimizer.defaults:  # of several there are none
                 hint = did_you_mean(unknown, optimizer.defaults)
-                raise ValueError(f"train.{key}: groups have no argument '{unknown}'{hint}")
+                raise UserError(f"train.{key}: groups have no argument '{unknown}'{hint}")
         return optimizer
 
     def _learning_rate_factor(self) -> float:
@@ -313,7 +313,7 @@ class SRModel(BaseModel):
         with explained(f'network_g ({type(net).__name__}) cannot restore {where}'):
             output = net(self.lq)
         if output.shape != self.gt.shape:
-            raise ValueError(
+            raise UserError(
                 f'network_g ({type(net).__name__}) makes images of {_size(output)} from {where}, '
                 f'and the GT has {_size(self.gt)}: {self._advice_on_sizes()}'
             )
@@ -670,7 +670,7 @@ def explained(what: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        raise ValueError(f'{what}: {error}') from error
+        raise UserError(f'{what}: {error}') from error
 
 
 def needs_reference(metric: Callable) -> bool:

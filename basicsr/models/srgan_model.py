@@ -18,6 +18,7 @@ from basicsr.archs import build_network
 from basicsr.data.progressive import crop_sizes
 from basicsr.losses.loss_util import get_refined_artifact_map
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .sr_model import SRModel, is_adversarial
@@ -40,13 +41,13 @@ class SRGANModel(SRModel):
 
     def init_training_settings(self) -> None:
         if not self.opt.get('network_d'):
-            raise ValueError('network_d: required by adversarial training, and not given.')
+            raise UserError('network_d: required by adversarial training, and not given.')
         made, judged = (
             self.opt['network_g'].get('num_out_ch'),
             self.opt['network_d'].get('num_in_ch'),
         )
         if made is not None and judged is not None and made != judged:
-            raise ValueError(
+            raise UserError(
                 f'network_d.num_in_ch is {judged}, but network_g makes images of {made} channels '
                 '(num_out_ch): make the two equal.'
             )
@@ -60,7 +61,7 @@ class SRGANModel(SRModel):
         for name, lowest in (('net_d_iters', 1), ('net_d_init_iters', 0)):
             value = getattr(self, name)
             if type(value) is not int or value < lowest:
-                raise ValueError(
+                raise UserError(
                     f'train.{name} must be a whole number, at least {lowest}, got {value!r}.'
                 )
         self.g_losses: OrderedDict[str, Any] = OrderedDict()
@@ -72,7 +73,7 @@ class SRGANModel(SRModel):
         own = {'gt_size': self.opt['gt_size']} if self.opt.get('gt_size') else {}
         others = [patch for patch in crop_sizes(train_set | own) if patch != size]
         if size is not None and others:
-            raise ValueError(
+            raise UserError(
                 f'network_d.input_size is {size}, but gt_size is {others[0]}: '
                 f'{type(self.get_bare_model(self.net_d)).__name__} scores images of one size. Make '
                 'the two equal, or use UNetDiscriminatorSN, which takes images of any size.'
@@ -82,17 +83,17 @@ class SRGANModel(SRModel):
         super().init_losses()
         train_opt = self.opt['train']
         if not train_opt.get('gan_opt'):
-            raise ValueError('train.gan_opt: required by adversarial training, and not given.')
+            raise UserError('train.gan_opt: required by adversarial training, and not given.')
         self.cri_gan = self._build_loss(train_opt['gan_opt'])
         if not is_adversarial(self.cri_gan):
-            raise ValueError(
+            raise UserError(
                 f'train.gan_opt: {type(self.cri_gan).__name__} is no adversarial loss, such as '
                 'GANLoss.'
             )
         self.cri_ldl = None
         if train_opt.get('ldl_opt'):
             if self.ema_decay == 0:
-                raise ValueError('train.ldl_opt compares with net_g_ema: set train.ema_decay.')
+                raise UserError('train.ldl_opt compares with net_g_ema: set train.ema_decay.')
             self.cri_ldl = self._build_loss(train_opt['ldl_opt'])
 
     def setup_optimizers(self) -> None:

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import SWALR, update_bn
 from basicsr.data import shard
 from basicsr.data.progressive import Schedule
 from basicsr.utils.dist_util import get_dist_info
+from basicsr.utils.errors import UserError
 from basicsr.utils.rng import seed_all
 
 from .averaging import copy_buffers, move_average
@@ -64,7 +65,7 @@ class StochasticAverage:
 def _first_iteration(start: int | float, total_iter: int) -> int:
     first = max(1, round(start * total_iter)) if start < 1 else int(start)
     if first > total_iter or (start >= 1 and first != start):
-        raise ValueError(
+        raise UserError(
             f'train.swa.start is {start}: give a share of the run below 1, or a whole iteration up '
             f'to train.total_iter, {total_iter}.'
         )
@@ -82,7 +83,7 @@ def let_swa_take_over(
     index = next((i for i, s in enumerate(schedulers) if s.optimizer is optimizer), None)
     before = ConstantLR(optimizer, factor=1) if index is None else schedulers[index]
     if isinstance(before, SequentialLR | ChainedScheduler):  # torch would begin it a second time
-        raise ValueError(
+        raise UserError(
             f'train.swa.lr cannot take over from a {type(before).__name__}: leave lr out, and let '
             'train.scheduler itself end with the rate for SWA.'
         )

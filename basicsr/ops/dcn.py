@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
+from basicsr.utils.errors import UserError
+
 Pair = int | tuple[int, int]
 
 
@@ -86,7 +88,7 @@ def deform_conv(
 
 def _check_channels(name: str, tensor: Tensor, channels: int) -> None:
     if tensor.shape[1] != channels:
-        raise ValueError(
+        raise UserError(
             f'deformable convolution: {name} has {tensor.shape[1]} channels, but weight, groups '
             f'and deformable_groups need {channels}.'
         )
@@ -109,7 +111,7 @@ class _DeformConvBase(nn.Module):
     ):
         super().__init__()
         if in_channels % groups or out_channels % groups:
-            raise ValueError(
+            raise UserError(
                 f'in_channels {in_channels} and out_channels {out_channels} must be multiples of '
                 f'groups {groups}.'
             )

@@ -14,12 +14,13 @@ from basicsr.data.progressive import crop_sizes
 from basicsr.metrics import calculate_metric
 from basicsr.models.sr_model import explained, needs_reference
 from basicsr.utils.dist_util import gather_lists, get_dist_info
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import tensor2img
 from basicsr.utils.parallel import map_in_order
+from basicsr.utils.progress import note
 from basicsr.utils.registry import METRIC_REGISTRY
 from basicsr.utils.rng import seeded
 from basicsr.utils.text import some
-from basicsr.utils.watchdog import note
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
             problems += [f'{name}: {problem}' for problem in read if problem]
     problems = gather_lists(problems)
     if problems:
-        raise ValueError(
+        raise UserError(
             f'{len(problems)} images of the validation sets cannot be used: {some(problems, 5)}'
         )
 
@@ -123,10 +124,10 @@ def _check_best(opt: Mapping[str, Any], dataset: Any) -> None:
     if not best or best['dataset'] != name:
         return
     if len(dataset) == 0:
-        raise ValueError(f'logger.keep_best goes by {name}, and that set is empty.')
+        raise UserError(f'logger.keep_best goes by {name}, and that set is empty.')
     metric, item = METRIC_REGISTRY.get(opt['val']['metrics'][best['metric']]['type']), dataset[0]
     if needs_reference(metric) and not isinstance(item, BadItem) and 'gt' not in item:
-        raise ValueError(
+        raise UserError(
             f'logger.keep_best goes by {best["metric"]}, which compares with the GT, and the '
             f'images of {name} have none.'
         )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import UserError
 from .misc import atomic_path
 from .safetensors_file import as_safetensors, read_safetensors
 from .text import sizeof_fmt, some
@@ -197,7 +198,7 @@ def load_checkpoint(path: str | Path) -> Any:
         return torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # a damaged file can make a parser fail in any way
         reason = re.sub(r'\x1b\[[0-9;]*m', '', str(error)).strip().partition('. ')[0]
-        raise ValueError(
+        raise UserError(
             f'cannot load {path}: it is damaged, or holds objects other than tensors and plain '
             f'values ({reason}). If you trust its origin, read it once with '
             'torch.load(…, weights_only=False) and save its tensors.'
@@ -220,17 +221,17 @@ def check_archive(path: str | Path) -> None:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
             if archive.comment and not is_sealed:
-                raise ValueError('wrong checksum')
+                raise UserError('wrong checksum')
             size = sum(part.file_size for part in parts)
             if size > Path(path).stat().st_size:
-                raise ValueError(f'its parts have {size} bytes, more than the file')
+                raise UserError(f'its parts have {size} bytes, more than the file')
             if any(part.external_attr & _FOLDER for part in parts):
-                raise ValueError('a part of it is marked as a folder')
+                raise UserError('a part of it is marked as a folder')
             has_checksums = not is_sealed and any(part.CRC for part in parts)
             if has_checksums and (wrong := archive.testzip()):
-                raise ValueError(f'wrong checksum of {wrong}')
+                raise UserError(f'wrong checksum of {wrong}')
     except Exception as error:  # as in load_checkpoint
-        raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
+        raise UserError(f'cannot load {path}: it is damaged ({error}).') from error
 
 
 def _seal(sha256: str) -> bytes:
@@ -258,7 +259,7 @@ def _check_seal(path: Path) -> bool:
             digest.update(block)
             left -= len(block)
     if end != _seal(digest.hexdigest()):
-        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum).')
+        raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     return True
 
 
@@ -273,16 +274,16 @@ def convert(source: str | Path, target: str | Path, key: str | None = None) -> N
         FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
     """
     if Path(target).suffix not in ('.pth', '.safetensors'):
-        raise ValueError(f'{target} must end in .pth or .safetensors.')
+        raise UserError(f'{target} must end in .pth or .safetensors.')
     if os.path.lexists(target):
         raise FileExistsError(f'{target} exists: remove it, or give another name.')
     content = load_checkpoint(source)
     if not isinstance(content, dict):
-        raise ValueError(f'{source} holds a {type(content).__name__}; a dict is needed.')
+        raise UserError(f'{source} holds a {type(content).__name__}; a dict is needed.')
     if key is not None:
         if not isinstance(content.get(key), Mapping):
             found = ', '.join(map(str, content)) or 'none'
-            raise ValueError(f"{source} has no state dict '{key}'; its keys are: {found}.")
+            raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
         content = content[key]
     save_checkpoint(content, target)
 
@@ -324,7 +325,7 @@ def take_below_prefix(
     if not prefixes:
         return state_dict
     if len(prefixes) > 1:
-        raise ValueError(
+        raise UserError(
             f'{path} holds several such networks, below the names {some(prefixes)}: write the one '
             'you mean to a file of its own.'
         )
@@ -347,7 +348,7 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
         ValueError: None of these is there, or it has tensors that no network takes.
     """
     if not isinstance(content, Mapping):
-        raise ValueError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
+        raise UserError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
     states = {key: value for key, value in content.items() if isinstance(value, Mapping)}
     key = next((k for k in (param_key, 'params_ema', 'params', 'state_dict') if k in states), None)
     if key is not None:
@@ -359,7 +360,7 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
         return _tensors_alone(states[key], path), key
     if not states and any(isinstance(value, Tensor) for value in content.values()):
         return _tensors_alone(content, path), None
-    raise ValueError(f'{path} {why_no_state_dict(content, param_key)}')
+    raise UserError(f'{path} {why_no_state_dict(content, param_key)}')
 
 
 def _tensors_alone(state: Mapping[Any, Any], path: str | Path) -> Mapping[str, Tensor]:
@@ -370,5 +371,5 @@ def _tensors_alone(state: Mapping[Any, Any], path: str | Path) -> Mapping[str, T
         state = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     reason = next(filter(None, itertools.starmap(why_unusable, state.items())), '')
     if reason:
-        raise ValueError(f'{path} holds {reason}.')
+        raise UserError(f'{path} holds {reason}.')
     return state

@@ -11,9 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from .agreement import check_file_of_all
 from .checkpoint import check_archive, load_checkpoint, save_checkpoint, tensors_in
-from .dist_util import from_master, get_dist_info
+from .errors import UserError
 from .misc import folder_of_networks, get_time_str, network_file
 from .text import sizeof_fmt
 
@@ -118,63 +117,6 @@ def _number(state: Path) -> int:
     return int(state.stem)
 
 
-def choose_state(
-    opt: Mapping[str, Any], cause: str | None = None
-) -> tuple[str, dict[str, Any]] | None:
-    """The state to go on from, if any, and its file: rank 0 decides, and every rank calls it.
-
-    Args:
-        cause: Why to take the newest state of the experiment that is whole, such as the flag
-            --auto_resume. Without it, or without such a state, ``path.resume_state`` counts.
-
-    Raises:
-        FileNotFoundError, ValueError: The state that is asked for, or every state of the
-            experiment, is damaged or lacks a network.
-    """
-    found: Any = None
-    if get_dist_info()[0] == 0:
-        try:
-            found = _choose(opt, cause)
-        except (OSError, ValueError) as error:  # raised by all ranks
-            found = error
-    file = from_master(found[0] if isinstance(found, tuple) else found)
-    if isinstance(file, Exception):
-        raise file
-    if file is None:
-        return None
-    check_file_of_all(file)
-    return found or (file, load_checkpoint(file))
-
-
-def _choose(opt: Mapping[str, Any], cause: str | None) -> tuple[str, dict[str, Any]] | None:
-    path, problems = opt['path'], []
-    folder = path['training_states']
-    for file in reversed(numbered_states(folder) if cause else []):
-        try:
-            state = load_state(file, opt)
-            if state['iter'] != _number(file):
-                raise ValueError(f'{file} is the state of iteration {state["iter"]}.')
-        except (OSError, ValueError) as error:
-            problems.append(str(error))
-            continue
-        if problems:
-            logger.warning('%s: newer states are passed over: %s', cause, ' '.join(problems))
-        logger.info('%s: going on from %s', cause, file)
-        return str(file), state
-    if problems:
-        raise ValueError(
-            f'{cause}: no state in {folder} can be gone on from: {" ".join(problems)} Put '
-            'the files back from a copy; or, to begin anew, leave --auto_resume out: the folder of '
-            'this run is then kept under another name.'
-        )
-    if cause:
-        start = path['resume_state'] or 'starting at iteration 0'
-        logger.info('%s: no state in %s; %s.', cause, folder, start)
-    if not path['resume_state']:
-        return None
-    return path['resume_state'], load_state(path['resume_state'], opt)
-
-
 def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
     """Read a state, and check it and the networks that a run with these options loads with it.
 
@@ -183,7 +125,7 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
     """
     state = load_checkpoint(file)
     if not _is_state(state):
-        raise ValueError(
+        raise UserError(
             f'{file} is not a training state, as training_states/<iter>.state is. Weights to begin '
             'with are named by path.pretrain_network_g.'
         )
@@ -240,14 +182,14 @@ def check_file(file: Path, record: Mapping[str, Any] | None) -> None:
         return
     size = file.stat().st_size
     if size != record['size']:
-        raise ValueError(
+        raise UserError(
             f'{file} has {sizeof_fmt(size)}, and {sizeof_fmt(record["size"])} were written with '
             'the state: it is cut off, or of another run.'
         )
     with file.open('rb') as content:
         digest = hashlib.file_digest(content, 'sha256').hexdigest()
     if digest != record['sha256']:
-        raise ValueError(
+        raise UserError(
             f'{file} is damaged, or of another run: its SHA-256 begins with {digest[:8]}, and '
             f'{record["sha256"][:8]} was written with the state.'
         )

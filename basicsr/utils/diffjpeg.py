@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .errors import UserError
+
 Rounding = Callable[[Tensor], Tensor]
 
 # Table K.1 of T.81, transposed: BasicSR has always had it so, and its networks are trained on it.
@@ -68,7 +70,7 @@ def quality_to_factor(quality: float | Tensor) -> float | Tensor:
     if isinstance(quality, Tensor):
         return torch.where(quality < 50, 50 / quality, 2 - quality / 50)
     if not 0 < quality <= 100:
-        raise ValueError(f'The JPEG quality is {quality}; it must be above 0 and at most 100.')
+        raise UserError(f'The JPEG quality is {quality}; it must be above 0 and at most 100.')
     return 50 / quality if quality < 50 else 2 - quality / 50
 
 
@@ -326,7 +328,7 @@ class DiffJPEG(nn.Module):
         """
         b, c, h, w = x.shape
         if c not in (1, 3):
-            raise ValueError(f'JPEG takes images of 1 or 3 channels, got shape {tuple(x.shape)}.')
+            raise UserError(f'JPEG takes images of 1 or 3 channels, got shape {tuple(x.shape)}.')
         image = x.to(torch.promote_types(x.dtype, torch.float32))
         image = F.pad(image.expand(b, 3, h, w), (0, -w % 16, 0, -h % 16))
         factor = quality_to_factor(quality)

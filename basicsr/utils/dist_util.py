@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from . import watchdog
+from .errors import UserError
 
+START_TIMEOUT = 120.0  # seconds at least, before the first step: imports, lists of files, workers
 _LATE = 5  # seconds after which a connection that should have timed out never will
 
 
@@ -52,10 +53,10 @@ def init_dist(
     if launcher == 'slurm':
         _slurm_environment(port)
     elif launcher != 'pytorch':
-        raise ValueError(f"launcher is '{launcher}'; give 'none', 'pytorch' or 'slurm'.")
+        raise UserError(f"launcher is '{launcher}'; give 'none', 'pytorch' or 'slurm'.")
     missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR') if name not in os.environ]
     if missing:
-        raise ValueError(
+        raise UserError(
             f'--launcher {launcher}: the environment has no {", ".join(missing)}. Start the '
             'processes with: torchrun --nproc_per_node=N basicsr/train.py -opt FILE'
         )
@@ -70,7 +71,7 @@ def init_dist(
         if 'init_method' not in kwargs:
             is_restarted = dist.is_torchelastic_launched()
             kwargs |= _store_of_this_start(limit) if is_restarted else _meet(limit)
-        dist.init_process_group(backend, timeout=watchdog.limit_of_operations(timeout), **kwargs)
+        dist.init_process_group(backend, timeout=limit_of_operations(timeout), **kwargs)
     except dist.DistError as error:
         address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
         raise ConnectionError(
@@ -78,8 +79,11 @@ def init_dist(
             f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the node of rank 0 '
             'as all nodes reach it, MASTER_PORT free there; dist_params.timeout: seconds to wait.'
         ) from error
-    if 'init_method' not in kwargs:  # else MASTER_ADDR may not be where the processes meet
-        watchdog.start(timeout)
+
+
+def limit_of_operations(timeout: float) -> datetime.timedelta:
+    """How long collective operations wait, which name nobody: as long as a watchdog at most."""
+    return datetime.timedelta(seconds=max(timeout, START_TIMEOUT))
 
 
 def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def _slurm_environment(port: int | None) -> None:
     try:
         rank, world_size = os.environ['SLURM_PROCID'], os.environ['SLURM_NTASKS']
     except KeyError as error:
-        raise ValueError(f'--launcher slurm: the environment has no {error.args[0]}.') from None
+        raise UserError(f'--launcher slurm: the environment has no {error.args[0]}.') from None
     os.environ.update(
         RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=os.environ.get('SLURM_LOCALID', '0')
     )

@@ -7,6 +7,7 @@ from urllib.request import urlopen
 
 from tqdm import tqdm
 
+from .errors import UserError
 from .misc import atomic_path
 from .text import sizeof_fmt
 
@@ -25,7 +26,7 @@ def download(url: str, target: str | Path, show_progress: bool = True) -> None:
     """
     digits = re.search(r'-([0-9a-f]{8,64})\.\w+$', url)
     if not url.startswith('https://') or digits is None:
-        raise ValueError(f'{url} is no address of https with a checksum in its name.')
+        raise UserError(f'{url} is no address of https with a checksum in its name.')
     digest, size = hashlib.sha256(), 0
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as temporary, urlopen(url) as answer, temporary.open('wb') as file:

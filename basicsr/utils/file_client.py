@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .errors import MissingKeyError, MissingPackageError, UserError
 from .lmdb_check import check_lmdb
 from .text import some
 
@@ -61,7 +62,7 @@ class MemcachedBackend(BaseStorageBackend):
         try:
             import mc  # pyright: ignore[reportMissingImports] (exists on such clusters only)
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 'io_backend type memcached needs the package mc of a memcached cluster; '
                 'name its folder as sys_path.'
             ) from error
@@ -99,7 +100,7 @@ class LmdbBackend(BaseStorageBackend):
         paths = [db_paths] if isinstance(db_paths, str | Path) else list(db_paths)
         keys = [client_keys] if isinstance(client_keys, str) else list(client_keys)
         if len(paths) != len(keys):
-            raise ValueError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
+            raise UserError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
         for path in paths:
             check_lmdb(path)
         self.db_paths = {
@@ -108,7 +109,7 @@ class LmdbBackend(BaseStorageBackend):
         others = [name for name in kwargs if name not in _READING_OPTIONS]
         if not readonly or lock or others:
             wrong = 'readonly: false' if not readonly else 'lock: true' if lock else some(others)
-            raise ValueError(
+            raise UserError(
                 f'io_backend: {wrong}: an LMDB is only read here, so options that write to it are '
                 f'refused; there are readahead, {", ".join(_READING_OPTIONS)}.'
             )
@@ -117,14 +118,14 @@ class LmdbBackend(BaseStorageBackend):
     def get(self, filepath: str | Path, client_key: str = 'default') -> bytes | None:
         """Value of the key ``filepath``; None if the database has no such key."""
         if client_key not in self.db_paths:
-            raise KeyError(f"client_key '{client_key}' is not one of {list(self.db_paths)}.")
+            raise MissingKeyError(f"client_key '{client_key}' is not one of {list(self.db_paths)}.")
         path = self.db_paths[client_key]
         database, error_class = _open_lmdb(path, **self._options)
         try:
             with database.begin(write=False) as transaction:
                 return transaction.get(str(filepath).encode())
         except error_class as error:
-            raise ValueError(f"{path}: cannot read the key '{filepath}': {error}.") from error
+            raise UserError(f"{path}: cannot read the key '{filepath}': {error}.") from error
 
     def location(self, client_key: str = 'default') -> str:
         """Folder of the database."""
@@ -143,11 +144,11 @@ def _open_lmdb(path: str, **options: Any) -> tuple[Any, type[Exception]]:
     try:
         import lmdb
     except ImportError as error:
-        raise ImportError('io_backend type lmdb needs: pip install lmdb') from error
+        raise MissingPackageError('io_backend type lmdb needs: pip install lmdb') from error
     try:
         return lmdb.open(path, **options), lmdb.Error
     except (lmdb.Error, TypeError, OverflowError) as error:
-        raise ValueError(f'cannot open the LMDB {path} with {options}: {error}.') from error
+        raise UserError(f'cannot open the LMDB {path} with {options}: {error}.') from error
 
 
 class FileClient:
@@ -166,7 +167,7 @@ class FileClient:
 
     def __init__(self, backend: str = 'disk', **kwargs: Any):
         if backend not in self._backends:
-            raise ValueError(
+            raise UserError(
                 f"io_backend type '{backend}' is unknown; choose from {', '.join(self._backends)}."
             )
         self.backend = backend

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from .errors import UserError
+
 _FORMATS = re.compile(
     rb'\x89PNG\r\n\x1a\n|\xff\xd8\xff|BM|II[*+]\0|MM\0[*+]|RIFF.{4}WEBP|P[1-6]\s', re.DOTALL
 )
@@ -45,7 +47,7 @@ def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
             OpenCV does not read as stored, or a JPEG file is far too small for its pixels.
     """
     if not _FORMATS.match(content):
-        raise ValueError(
+        raise UserError(
             f'The {len(content)} bytes are no PNG, JPEG, BMP, TIFF, WebP, PGM or PPM image.'
         )
     if not _is_tiff(content):
@@ -135,7 +137,7 @@ def _check_jpeg(content: bytes) -> None:
             height = int.from_bytes(content[place + 5 : place + 7], 'big')
             width = int.from_bytes(content[place + 7 : place + 9], 'big')
             if height * width > _MOST_PIXELS_PER_BYTE * len(content):
-                raise ValueError(
+                raise UserError(
                     f'{len(content)} bytes are no JPEG image of {height} x {width} pixels '
                     '(height x width): cut off or damaged.'
                 )
@@ -192,7 +194,7 @@ def _check_tiff(fields: dict[int, _Field]) -> None:
     # comes out with 8.
     is_plain = _value(fields, _PHOTOMETRIC) in (1, 2) and samples in (1, 3, 4)
     if not is_readable or not (is_plain or bits <= 8):
-        raise ValueError(
+        raise UserError(
             f'A TIFF of {bits}-bit {kind} values, {samples} a pixel, photometric '
             f'{_value(fields, _PHOTOMETRIC)}, is not read as it is stored. Save it as gray or RGB '
             'of 8 or 16 bits, or of 32-bit floats in [0, 1].'

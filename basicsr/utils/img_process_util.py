@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
+from .errors import UserError
 from .img_util import cv2
 
 
@@ -29,7 +30,7 @@ def filter2D(img: Tensor, kernel: Tensor) -> Tensor:
     """
     (b, _, h, w), k = img.shape, kernel.shape[-1]
     if kernel.shape not in ((1, k, k), (b, k, k)) or k % 2 == 0:
-        raise ValueError(
+        raise UserError(
             f'kernel has shape {tuple(kernel.shape)}; {b} image(s) need ({b}, k, k) or (1, k, k) '
             'with odd k.'
         )

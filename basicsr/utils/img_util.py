@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import MissingPackageError, NonFiniteError, UserError
 from .image_header import as_stored, remarks
 from .misc import atomic_path
 
@@ -25,7 +26,7 @@ os.environ.setdefault('OPENCV_LOG_LEVEL', 'ERROR')
 try:
     import cv2  # other modules import it from here, for the sake of the message below
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackageError(
         f'OpenCV cannot be imported ({error}). Where libGL or libglib are missing, as on most '
         'servers, use the build without windows: pip uninstall -y opencv-python && '
         'pip install opencv-python-headless'
@@ -58,7 +59,7 @@ def img2tensor(
     if not isinstance(imgs, np.ndarray):
         return [img2tensor(img, bgr2rgb, float32) for img in imgs]
     if imgs.ndim not in (2, 3):
-        raise ValueError(f'An image must be (h, w, c) or (h, w), got shape {imgs.shape}.')
+        raise UserError(f'An image must be (h, w, c) or (h, w), got shape {imgs.shape}.')
     img = imgs if imgs.ndim == 3 else imgs[..., None]
     if bgr2rgb:
         img = _swap_red_and_blue(img)
@@ -98,7 +99,7 @@ def tensor2img(
     finite = x.isfinite()
     if not finite.all():
         count = x.numel() - int(finite.sum())
-        raise FloatingPointError(f'{count} of {x.numel()} values are not finite.')
+        raise NonFiniteError(f'{count} of {x.numel()} values are not finite.')
     x = _as_one_picture((x.clamp(black, white) - black) / (white - black))
     dtype = np.dtype(out_type)
     if dtype.name in _WHITE:
@@ -136,9 +137,9 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
             of more than 2 ** 28 pixels, or of floats outside [0, 1].
     """
     if flag not in _READ_FLAGS:
-        raise ValueError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
+        raise UserError(f'flag must be one of {", ".join(_READ_FLAGS)}, got {flag!r}.')
     if not content:
-        raise ValueError('The image is empty (0 bytes).')
+        raise UserError('The image is empty (0 bytes).')
     stored, is_float = as_stored(content)
     # With the other flags OpenCV gives floats only if they have the channels that are asked for.
     flags = _READ_FLAGS['unchanged' if is_float else flag]
@@ -146,14 +147,14 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
         img = cv2.imdecode(np.frombuffer(stored, np.uint8), flags)
     except cv2.error as error:
         if 'CV_IO_MAX_IMAGE' in str(error):
-            raise ValueError(
+            raise UserError(
                 'The image claims to be larger than OpenCV reads. If it is, set the environment '
                 f'variable OPENCV_IO_MAX_IMAGE_PIXELS, now '
                 f'{os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"]}.'
             ) from error
-        raise ValueError(f'OpenCV cannot decode the image: {error}') from error
+        raise UserError(f'OpenCV cannot decode the image: {error}') from error
     if img is None:
-        raise ValueError(
+        raise UserError(
             f'The {len(content)} bytes are no image that OpenCV can decode: cut off, damaged or of '
             'an unknown kind.'
         )
@@ -175,7 +176,7 @@ def _in_unit_range(img: np.ndarray, flag: str) -> np.ndarray:
     """
     low, high = float(img.min()), float(img.max())
     if not 0 <= low <= high <= 1:
-        raise ValueError(
+        raise UserError(
             f'The values of a float image must be in [0, 1], and these are in [{low:g}, {high:g}]: '
             'divide them by the value of white, or save the image with 8 or 16 bits.'
         )
@@ -243,7 +244,7 @@ def crop_border(imgs: Any, crop_border: int) -> Any:
 def _crop(img: np.ndarray, border: int) -> np.ndarray:
     height, width = img.shape[:2]
     if border < 0 or 2 * border >= min(height, width):
-        raise ValueError(
+        raise UserError(
             f'crop_border {border} leaves nothing of an image of {height} x {width} pixels '
             '(height x width): lower it.'
         )
@@ -268,7 +269,7 @@ def _as_one_picture(x: Tensor) -> Tensor:
 
         return make_grid(x, nrow=math.isqrt(len(x)))
     if x.dim() != 3:
-        raise ValueError(
+        raise UserError(
             'A tensor must be (h, w), (c, h, w) or (b, c, h, w) to become an image, got shape '
             f'{tuple(x.shape)}.'
         )

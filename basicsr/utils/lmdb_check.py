@@ -13,6 +13,8 @@ import os
 import struct
 from pathlib import Path
 
+from .errors import UserError
+
 _PAGE = struct.Struct('<QHHHH')  # number, unused, flags, end of the offsets, begin of the nodes
 _META = struct.Struct('<II8xQ')  # magic, version, bytes to map
 _TREE = struct.Struct('<IHH32xQ')  # page size (of the first tree), flags, depth, root
@@ -42,12 +44,12 @@ def check_lmdb(folder: str | Path) -> None:
 def _check(file: str, size: int, modified: int) -> None:
     with open(file, 'rb') as opened:
         if os.fstat(opened.fileno()).st_size < 1024:
-            raise ValueError(f'{file}: {size} bytes are no LMDB; make it again.')
+            raise UserError(f'{file}: {size} bytes are no LMDB; make it again.')
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 _check_tree(data)
             except (struct.error, IndexError) as error:
-                raise ValueError(
+                raise UserError(
                     f'{file}: the LMDB is cut off or damaged ({error}); make it again.'
                 ) from error
 

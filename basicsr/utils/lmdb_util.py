@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .errors import MissingPackageError, UserError
 from .img_util import cv2, read_unchanged
 from .lmdb_check import check_lmdb
 from .misc import atomic_path
@@ -33,9 +34,9 @@ def read_img_worker(path: str | Path, key: str, compress_level: int) -> tuple[st
     try:
         img = read_unchanged(path)
     except ValueError as error:
-        raise ValueError(f'cannot decode {path}: {error}') from error
+        raise UserError(f'cannot decode {path}: {error}') from error
     if img.dtype not in ('uint8', 'uint16'):
-        raise ValueError(f'{path}: PNG cannot hold {img.dtype}, only uint8 and uint16.')
+        raise UserError(f'{path}: PNG cannot hold {img.dtype}, only uint8 and uint16.')
     height, width = img.shape[:2]
     channels = 1 if img.ndim == 2 else img.shape[2]
     _, encoded = cv2.imencode('.png', img, [cv2.IMWRITE_PNG_COMPRESSION, compress_level])
@@ -72,13 +73,13 @@ def make_lmdb_from_imgs(
             file is not an image, or the database to go on with has other keys as well.
     """
     if len(img_path_list) != len(keys):
-        raise ValueError(f'{len(img_path_list)} images need as many keys, got {len(keys)}.')
+        raise UserError(f'{len(img_path_list)} images need as many keys, got {len(keys)}.')
     if len(set(keys)) < len(keys):
         repeated = sorted(key for key, count in Counter(keys).items() if count > 1)
-        raise ValueError(f'each image needs a key of its own, got twice: {some(repeated, 3)}.')
+        raise UserError(f'each image needs a key of its own, got twice: {some(repeated, 3)}.')
     for path, key in zip(img_path_list, keys, strict=True):
         if not 0 < len(key.encode('utf-8', 'replace')) <= _LONGEST_KEY:
-            raise ValueError(
+            raise UserError(
                 f"{path}: its key '{key}' must have 1 to {_LONGEST_KEY} bytes: rename the file."
             )
     growing = map_size is None
@@ -86,7 +87,7 @@ def make_lmdb_from_imgs(
     try:
         others = sorted(maker.shapes.keys() - set(keys))
         if others:
-            raise ValueError(f'{lmdb_path} is of other images: {some(others, 3)}. Replace it.')
+            raise UserError(f'{lmdb_path} is of other images: {some(others, 3)}. Replace it.')
         paths = [Path(data_path) / path for path in img_path_list]
         missing = [item for item in zip(paths, keys, strict=True) if item[1] not in maker.shapes]
         threads = n_thread if multiprocessing_read else 1
@@ -130,11 +131,11 @@ class LmdbMaker:
         try:
             import lmdb
         except ImportError as error:
-            raise ImportError('writing an LMDB needs: pip install lmdb') from error
+            raise MissingPackageError('writing an LMDB needs: pip install lmdb') from error
 
         lmdb_path = Path(lmdb_path)
         if lmdb_path.suffix != '.lmdb':
-            raise ValueError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
+            raise UserError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
         if lmdb_path.exists() and not resume:
             raise FileExistsError(
                 f'{lmdb_path} already exists; remove it or choose another name, or go on with it '
@@ -201,6 +202,6 @@ def _shape_of_png(data: bytes | memoryview) -> Shape:
     """Height, width and channels, from the header; OpenCV writes no palettes."""
     channels = {0: 1, 2: 3, 6: 4}.get(data[25] if len(data) > 25 else -1)
     if data[:8] != b'\x89PNG\r\n\x1a\n' or channels is None:
-        raise ValueError('the database holds other than PNG images: replace it.')
+        raise UserError('the database holds other than PNG images: replace it.')
     width, height = struct.unpack('>II', data[16:24])
     return height, width, channels

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from .dead_worker import dead_worker
 from .dist_util import get_dist_info
-from .failures import why_worker_died
+from .errors import MissingPackageError, UserError
 from .misc import atomic_path, get_time_str, mkdir_and_rename
 from .text import printable
 
@@ -38,7 +39,7 @@ class _Handler(logging.StreamHandler):
     """Lets the error through by which torch, from a signal's handler, tells of a dead worker."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if why_worker_died(sys.exc_info()[1]):
+        if dead_worker(sys.exc_info()[1]):
             raise
         super().handleError(record)
 
@@ -374,7 +375,7 @@ class TensorBoardWriter:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 'logger.use_tb_logger needs: pip install tensorboard (or set it to false)'
             ) from error
         # Events past the resumed iteration are hidden: they are made anew.
@@ -415,7 +416,7 @@ class WandbWriter(_RowWriter):
         try:
             import wandb
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 'logger.wandb needs: pip install wandb (or remove logger.wandb.project)'
             ) from error
         given = opt['logger']['wandb'].items()
@@ -433,7 +434,7 @@ class WandbWriter(_RowWriter):
         try:
             self._run = wandb.init(config=opt, id=run_id, resume=resume, **settings)
         except wandb.Error as error:
-            raise ValueError(
+            raise UserError(
                 f'logger.wandb: {error}. Without a server: logger.wandb.mode: offline.'
             ) from error
         self._wandb = wandb

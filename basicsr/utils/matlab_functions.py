@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .color_util import bgr2ycbcr, rgb2ycbcr  # older code imports them from here
+from .errors import UserError
 
 __all__ = [
     'bgr2ycbcr',
@@ -53,7 +54,7 @@ def calculate_weights_indices(
         those of the extended line.
     """
     if kernel != 'cubic':
-        raise ValueError(f"kernel must be 'cubic', got {kernel!r}.")
+        raise UserError(f"kernel must be 'cubic', got {kernel!r}.")
     stretch = max(1.0, 1 / scale) if antialiasing else 1.0
     kernel_width = kernel_width * stretch
 
@@ -84,7 +85,7 @@ def imresize(img: np.ndarray | Tensor, scale: float, antialiasing: bool = True) 
         Image of the kind and floating type of ``img``; integers become float32.
     """
     if scale <= 0:
-        raise ValueError(f'scale must be positive, got {scale}.')
+        raise UserError(f'scale must be positive, got {scale}.')
     if isinstance(img, np.ndarray):
         x, axes = torch.from_numpy(np.ascontiguousarray(img)), (0, 1)
     else:
@@ -110,7 +111,7 @@ def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
         The image, ``scale`` times smaller, of the same type.
     """
     if img.dtype not in (np.uint8, np.uint16) or any(side % scale for side in img.shape[:2]):
-        raise ValueError(
+        raise UserError(
             f'an image of {img.dtype} {img.shape} cannot be reduced to 1/{scale}: it must be uint8 '
             'or uint16, with sides that are multiples of the scale.'
         )

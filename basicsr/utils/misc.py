@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from .dead_worker import dead_worker
 from .dist_util import master_only
-from .failures import why_worker_died
+from .errors import UserError
 from .text import printable, sizeof_fmt
 
 try:
@@ -152,7 +153,7 @@ def _scan(
         status = os.stat(folder)
         above = *above, (status.st_dev, status.st_ino)
         if above[-1] in above[:-1]:
-            raise ValueError(f'{folder} is a link to a folder that it lies in: remove the link.')
+            raise UserError(f'{folder} is a link to a folder that it lies in: remove the link.')
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith('.'):
@@ -171,7 +172,7 @@ def best_effort(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if why_worker_died(error):  # which torch raises wherever the program is
+        if dead_worker(error):  # which torch raises wherever the program is
             raise
         reason = printable(f'{type(error).__name__}: {error}'.partition('\n')[0])
         logger.warning('%s could not be made: %s', what, reason)

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from .errors import UserError
+
 # Of a folder or a file on any system.
 _PLAIN_NAME = r'[\w+-][^/\\:*?"<>|\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{0,199}'
 _RESERVED = re.compile(r'(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)  # by Windows
@@ -37,7 +39,7 @@ def is_plain_name(text: str) -> bool:
 
 def _plain_name(text: str) -> str:
     if not is_plain_name(text):
-        raise ValueError('must be a plain folder name')
+        raise UserError('must be a plain folder name')
     return text
 
 
@@ -82,7 +84,7 @@ class Section(BaseModel):
             and {int, float} & {kind, *get_args(kind)}
             and bool not in get_args(kind)
         ):
-            raise ValueError('must be a number')
+            raise UserError('must be a number')
         return value
 
     @classmethod

@@ -11,6 +11,8 @@ import shlex
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from .option_tables import (
     TrainingOptions,
     is_plain_name,
 )
-from .registry import DATASET_REGISTRY, MODEL_REGISTRY, import_plugins
+from .registry import DATASET_REGISTRY, MODEL_REGISTRY
 from .yaml_util import (
     OptionError,
     load_value,
@@ -49,6 +51,12 @@ logger = logging.getLogger(__name__)
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The flags that training and testing share."""
     parser = argparse.ArgumentParser(description=sys.modules['__main__'].__doc__)
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that training and testing share."""
     parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
     parser.add_argument(
         '--launcher',
@@ -57,7 +65,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='who started several processes; torchrun is recognised without it',
     )
     parser.add_argument(
-        '--auto_resume', action='store_true', help='go on from the newest state of this name'
+        '--auto_resume', action='store_true', help='resume from the newest state of this name'
     )
     parser.add_argument(
         '--debug', action='store_true', help='prefix the name with debug_: save, log, check often'
@@ -70,7 +78,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar='A:B=VALUE',
         help='set options of the file, as train:total_iter=200',
     )
-    return parser.parse_args(argv)
 
 
 def _force(opt: dict, entry: str, table: type[Section]) -> KeyPath:
@@ -112,33 +119,49 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
     return key
 
 
-class _OptionFile:
+@dataclass(frozen=True)
+class Process:
+    """What options depend on besides their file: one process among those of a run.
+
+    Attributes:
+        launcher: 'none', 'pytorch' or 'slurm'.
+        rank, world_size: Of this process.
+        cores: That are its own.
+        seed: For a run whose options name none.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    cores: int
+    seed: int
+
+
+class OptionFile:
     """An option file on its way to complete options; gathers every problem with its place."""
 
-    def __init__(self, file: str, table: type[Section]):
-        self._file, self._table = file, table
+    def __init__(self, file: str, is_train: bool = True, force_yml: Iterable[str] = ()):
+        self.is_train = is_train
+        self._file, self._table = file, TrainingOptions if is_train else TestOptions
         self._opt, self._lines = load_with_lines(file)
         self._forced: set[KeyPath] = set()
         self._problems: list[tuple[int, str]] = []
+        for entry in force_yml:
+            try:
+                self._forced.add(_force(self._opt, entry, self._table))
+            except OptionError as error:
+                self._problems.append((0, f'--force_yml {entry}: {error}'))
 
-    def force(self, entry: str) -> None:
-        """Apply an entry of ``--force_yml``."""
-        try:
-            self._forced.add(_force(self._opt, entry, self._table))
-        except OptionError as error:
-            self._problems.append((0, f'--force_yml {entry}: {error}'))
+    def plugin_folders(self) -> list[str]:
+        """The folders of ``plugins``.
 
-    def import_plugins(self) -> list[str]:
-        """Import the modules of ``plugins``; returns their folders.
-
-        They come first: which spelling of a key is right depends on whose class reads it.
+        Their modules are to be imported before the options are checked: which spelling of a key is
+        right depends on whose class reads it.
         """
         given = self._opt.get('plugins') or []
         if not isinstance(given, list) or not all(isinstance(folder, str) for folder in given):
             return []  # refused with the other values
-        folders = [self._plugin_folder(folder, str(i)) for i, folder in enumerate(given)]
-        import_plugins(folders)
-        return folders
+        return [self._plugin_folder(folder, str(i)) for i, folder in enumerate(given)]
 
     def _plugin_folder(self, folder: str, index: str) -> str:
         """Plug-in folders are looked up beside the option file, then in the working directory."""
@@ -151,14 +174,54 @@ class _OptionFile:
             f'{place}: plugins: no folder {beside.resolve()}, nor {here.resolve()}.'
         )
 
-    def sections(self, opt: dict) -> OptionSection:
+    def complete(
+        self, opt: dict, args: argparse.Namespace, root_path: str | Path, process: Process
+    ) -> OptionSection:
+        """Checked options with all that follows from the flags, the place and the process.
+
+        Args:
+            opt: What ``checked`` gave; completed in place.
+            root_path: Parent of ``experiments/`` and ``results/``.
+        """
+        opt['dist'] = process.launcher != 'none'
+        opt['rank'], opt['world_size'] = process.rank, process.world_size
+        opt['root_path'], opt['option_file'] = str(root_path), args.opt
+        opt['is_train'], opt['auto_resume'] = self.is_train, args.auto_resume
+        if opt['manual_seed'] is None:
+            opt['manual_seed'] = process.seed
+        self._check_names(opt)
+        if args.debug and not opt['name'].startswith('debug'):
+            opt['name'] = f'debug_{opt["name"]}'
+        asked, opt['num_gpu'] = opt['num_gpu'], _usable_gpus(opt['num_gpu'])
+        if self.is_train:
+            _complete_batch(opt, asked)
+            _complete_training(opt, process.cores)
+        for key, dataset in opt['datasets'].items():
+            _complete_dataset(key, dataset, opt)
+            _complete_loading(dataset, opt['num_gpu'])
+        _complete_paths(opt, Path(root_path))
+        if self.is_train and opt['logger']['keep_best']:
+            opt['logger']['keep_best'] = _what_is_best(opt)
+        return self._sections(opt)
+
+    def _check_names(self, opt: dict) -> None:
+        sets = {key: dataset for key, dataset in opt['datasets'].items() if key != 'train'}
+        names = [dataset['name'] or key for key, dataset in sets.items()]
+        if len(set(names)) < len(names):
+            raise OptionError(
+                f'{self._file}: datasets share a name: {", ".join(names)}; change one.'
+            )
+        if not names and not self.is_train:
+            raise OptionError(f'{self._file}: datasets: there is none to test on.')
+
+    def _sections(self, opt: dict) -> OptionSection:
         """The completed options as sections that record what is read of them."""
         places = {path: f'{self._file}:{line}' for path, line in self._lines.items()}
         places |= dict.fromkeys(self._forced, '--force_yml')
         return _as_sections(opt, self._table, places)
 
-    def complete(self) -> dict:
-        """The options with all defaults filled in.
+    def checked(self) -> dict:
+        """The options with their defaults, checked; nothing depends on this process yet.
 
         Raises:
             OptionError: Everything that is wrong, one line each.
@@ -178,6 +241,7 @@ class _OptionFile:
             for path, found in causes.items():
                 self._add(path, _explain(found))
         self._raise_problems()
+        complete['plugins'] = self.plugin_folders()
         return complete
 
     def _check_spelling(self, table: type[Section], section: dict, path: KeyPath = ()) -> None:
@@ -271,7 +335,9 @@ def _explain(causes: list[Any]) -> str:
 
 
 def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, argparse.Namespace]:
-    """Read the command line and its option file; join the process group; seed.
+    """Read the command line and its option file; nothing else is done or changed.
+
+    ``basicsr.run.program.prepare`` also imports plug-ins, joins the process group and seeds.
 
     Args:
         root_path: Parent of ``experiments/`` and ``results/``.
@@ -285,57 +351,21 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         OptionError: Everything that is wrong with the options, one line each.
     """
     args = parse_args()
-    file = _OptionFile(args.opt, TrainingOptions if is_train else TestOptions)
-    for entry in args.force_yml:
-        file.force(entry)
-    plugins = file.import_plugins()
-    opt = file.complete()
-    opt['plugins'] = plugins
+    file = OptionFile(args.opt, is_train, args.force_yml)
+    launcher = launcher_of(args)
+    names = ('RANK', 'WORLD_SIZE') if launcher == 'pytorch' else ('SLURM_PROCID', 'SLURM_NTASKS')
+    numbers = [
+        int(os.environ.get(name, n)) if launcher != 'none' else n for n, name in enumerate(names)
+    ]
+    seed = random.SystemRandom().randint(1, 10000)
+    process = Process(launcher, *numbers, os.cpu_count() or 1, seed)
+    return file.complete(file.checked(), args, root_path, process), args
 
-    from .agreement import check_same_options
-    from .cores import share_cores
-    from .dist_util import from_master, get_dist_info, init_dist, launched_by_torchrun
-    from .logger import get_root_logger
 
-    launcher = args.launcher
-    if launcher == 'none' and launched_by_torchrun():
-        launcher = 'pytorch'
-    if launcher != 'none':
-        backend = {'backend': 'gloo'} if opt['num_gpu'] == 0 else {}
-        init_dist(launcher, **opt['dist_params'] | backend)
-        check_same_options(opt, auto_resume=args.auto_resume, debug=args.debug, training=is_train)
-    get_root_logger()
-    opt['dist'] = launcher != 'none'
-    opt['rank'], opt['world_size'] = get_dist_info()
-    opt['root_path'] = str(root_path)
-    opt['is_train'], opt['auto_resume'] = is_train, args.auto_resume
-    opt['option_file'] = args.opt
-    names = [dataset['name'] or key for key, dataset in opt['datasets'].items() if key != 'train']
-    if len(set(names)) < len(names):
-        raise OptionError(f'{args.opt}: datasets share a name: {", ".join(names)}; change one.')
-    if not names and not is_train:
-        raise OptionError(f'{args.opt}: datasets: there is none to test on.')
-
-    if opt['manual_seed'] is None:
-        opt['manual_seed'] = from_master(random.SystemRandom().randint(1, 10000))
-    if args.debug and not opt['name'].startswith('debug'):
-        opt['name'] = f'debug_{opt["name"]}'
-    asked, opt['num_gpu'] = opt['num_gpu'], _usable_gpus(opt['num_gpu'])
-    if is_train:
-        _complete_batch(opt, asked)
-    share_cores(opt)
-    for key, dataset in opt['datasets'].items():
-        _complete_dataset(key, dataset, opt)
-        _complete_loading(dataset, opt['num_gpu'])
-    _complete_paths(opt, Path(root_path))
-    if is_train and opt['logger']['keep_best']:
-        opt['logger']['keep_best'] = _what_is_best(opt)
-    if is_train and 'debug' in opt['name']:
-        opt['logger'].update(print_freq=1, save_checkpoint_freq=8)
-        if opt['val']:
-            opt['val']['val_freq'] = 8
-    _seed_process(opt)
-    return file.sections(opt), args
+def launcher_of(args: argparse.Namespace) -> str:
+    """Who started the processes of the run; torchrun is recognised without ``--launcher``."""
+    is_torchrun = {'RANK', 'WORLD_SIZE', 'LOCAL_RANK'} <= os.environ.keys()
+    return 'pytorch' if args.launcher == 'none' and is_torchrun else args.launcher
 
 
 def _as_sections(
@@ -396,6 +426,16 @@ def _complete_batch(opt: dict, asked: int | str | None) -> None:
         'batch_size_total %d: %d samples on each of %d, in %d micro-batches.',
         *(total, total // gpus, gpus, opt['train']['accumulate']),
     )
+
+
+def _complete_training(opt: dict, cores: int) -> None:
+    train_set = opt['datasets']['train']
+    if train_set['num_worker_per_gpu'] is None:
+        train_set['num_worker_per_gpu'] = min(4, cores)
+    if 'debug' in opt['name']:
+        opt['logger'].update(print_freq=1, save_checkpoint_freq=8)
+        if opt['val']:
+            opt['val']['val_freq'] = 8
 
 
 def _complete_dataset(key: str, dataset: dict, opt: dict) -> None:
@@ -460,22 +500,6 @@ def _what_is_best(opt: dict) -> dict[str, str]:
     sets = [dataset['name'] for dataset in opt['datasets'].values() if dataset['phase'] == 'val']
     metric = given.get('metric') or next(iter(opt['val']['metrics']))
     return {'metric': metric, 'dataset': given.get('dataset') or sets[0]}
-
-
-def _seed_process(opt: dict) -> None:
-    import torch
-
-    from .misc import set_random_seed
-
-    set_random_seed(opt['manual_seed'] + opt['rank'])
-    torch.backends.cudnn.benchmark = not opt['deterministic']
-    tf32 = opt['train']['tf32'] if opt['is_train'] else None
-    if tf32 is not None:
-        torch.set_float32_matmul_precision('high' if tf32 else 'highest')
-        torch.backends.cudnn.allow_tf32 = tf32
-    if opt['deterministic']:
-        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-        torch.use_deterministic_algorithms(True)
 
 
 def dict2str(opt: dict, indent_level: int = 1) -> str:

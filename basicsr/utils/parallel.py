@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from .errors import UserError
 from .misc import atomic_path
 
 Item = TypeVar('Item')
@@ -31,7 +32,7 @@ def map_in_order(
     An error, an interruption, or leaving the loop drops what has not begun.
     """
     if workers < 1:
-        raise ValueError(f'workers must be at least 1, got {workers}.')
+        raise UserError(f'workers must be at least 1, got {workers}.')
     pool = ThreadPoolExecutor(workers)
     ahead: deque[Future[Result]] = deque()
     try:
@@ -56,7 +57,7 @@ def for_each_file(
         except ValueError as error:
             if str(path) in str(error):
                 raise
-            raise ValueError(f'{path}: {error}') from error
+            raise UserError(f'{path}: {error}') from error
 
     return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image', disable=None)
 
@@ -78,7 +79,7 @@ def made_with(folder: Path, settings: dict[str, Any], existing: bool, overwrite:
     elif existing:
         made = record.read_text(encoding='utf-8', errors='replace') if record.exists() else ''
         if made != wanted:
-            raise ValueError(
+            raise UserError(
                 f'what is in {folder} was made with {made or "settings that are not known"}, and '
                 f'not {wanted}: resume with those, or add --overwrite.'
             )

@@ -16,6 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from .errors import ArgumentError, MissingKeyError, MissingPackageError, UserError
 from .text import did_you_mean
 
 BUILDING = 'while building'  # begins a note on an error that options have caused
@@ -90,7 +91,7 @@ class Registry:
             for key in (name, f'{name}_{suffix}'):
                 if key in self._obj_map:
                     return self._obj_map[key]
-        raise KeyError(self._unknown(name, suffix))
+        raise MissingKeyError(self._unknown(name, suffix))
 
     def is_users(self, name: object) -> bool:
         """Whether a class or function from outside this package is registered by the name."""
@@ -126,11 +127,13 @@ class Registry:
         """
         options = deepcopy(dict(opt))
         if 'type' not in options:
-            raise KeyError(f"the options {options} have no 'type', the name of the {self._name}.")
+            raise MissingKeyError(
+                f"the options {options} have no 'type', the name of the {self._name}."
+            )
         entry = self.get(options.pop('type'))
         with building(f"{self._name} '{opt['type']}' from {dict(opt)}"):
             if problems := self.problems(opt, given):
-                raise TypeError(f'{opt["type"]}: {" ".join(problems)}')
+                raise ArgumentError(f'{opt["type"]}: {" ".join(problems)}')
             return entry(**given, **options)
 
     def __contains__(self, name: object) -> bool:
@@ -224,21 +227,21 @@ def import_name(name: str, option: str, kind: type | None = None) -> Any:
     """
     module, _, attribute = name.partition(':')
     if module.partition('.')[0] in sys.stdlib_module_names:
-        raise ValueError(
+        raise UserError(
             f"{option} '{name}' is part of Python; name a {kind.__name__ if kind else 'function'} "
             'of a plug-in or an installed package.'
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{option} '{name}' cannot be imported: {error}. It is module:name, the module in a "
             'folder of plugins or installed.'
         ) from error
     if kind is None and not inspect.isfunction(found):
-        raise ValueError(f"{option} '{name}' is no function: {found!r}.")
+        raise UserError(f"{option} '{name}' is no function: {found!r}.")
     if kind is not None and not (inspect.isclass(found) and issubclass(found, kind)):
-        raise ValueError(f"{option} '{name}' must be a subclass of {kind.__name__}: {found!r}.")
+        raise UserError(f"{option} '{name}' must be a subclass of {kind.__name__}: {found!r}.")
     return found
 
 
@@ -277,7 +280,7 @@ def import_plugins(folders: Iterable[str | Path]) -> None:
                 continue
             module = importlib.import_module(file.stem)
             if Path(module.__file__ or '').resolve() != file.resolve():
-                raise ImportError(
+                raise MissingPackageError(
                     f'plugins: {file} has the module name of {module.__file__}; rename one.'
                 )
             if file.stem not in plugin_modules:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import MissingPackageError, UserError
+
 _ENTRY = 'basicsr'  # of the metadata: the checksum, a blank, and the keys as JSON
 
 
@@ -27,7 +29,7 @@ def require_safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise ImportError('safetensors files need: pip install safetensors') from error
+        raise MissingPackageError('safetensors files need: pip install safetensors') from error
     return safetensors.torch
 
 
@@ -41,16 +43,16 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
     """
     keys = [key for key, value in content.items() if isinstance(value, Mapping)]
     if keys and len(keys) < len(content):
-        raise ValueError(_refusal(content.keys() - keys))
+        raise UserError(_refusal(content.keys() - keys))
     named = {f'{key}.{name}': value for key in keys for name, value in content[key].items()}
     if len(named) < sum(len(content[key]) for key in keys):
-        raise ValueError(
+        raise UserError(
             f'the keys {", ".join(keys)} and names below them are ambiguous when joined.'
         )
     named = named if keys else dict(content)
     others = [name for name, value in named.items() if not _can_be_kept(name, value)]
     if others:
-        raise ValueError(_refusal(others))
+        raise UserError(_refusal(others))
     tensors, listed = _separate(named), json.dumps(keys)
     return require_safetensors().save(tensors, {_ENTRY: f'{_checksum(tensors, listed)} {listed}'})
 
@@ -108,17 +110,17 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
         tensors = package.load(Path(path).read_bytes())  # load_file would go on reading the file
     except Exception as error:  # what is no such file can make a reader fail in any way
-        raise ValueError(f'cannot load {path}: it is damaged ({error}).') from error
+        raise UserError(f'cannot load {path}: it is damaged ({error}).') from error
     if _ENTRY not in metadata:
         return tensors
     checksum, _, keys = metadata[_ENTRY].partition(' ')
     if checksum != _checksum(tensors, keys):
-        raise ValueError(f'cannot load {path}: it is damaged (wrong checksum).')
+        raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     try:
         content: dict[str, Any] = {key: {} for key in json.loads(keys)}
         for name, tensor in tensors.items() if content else ():
             key = max((key for key in content if name.startswith(f'{key}.')), key=len)
             content[key][name.removeprefix(f'{key}.')] = tensor
     except (ValueError, TypeError) as error:
-        raise ValueError(f'cannot load {path}: it lists no keys ({error}).') from error
+        raise UserError(f'cannot load {path}: it lists no keys ({error}).') from error
     return content or tensors

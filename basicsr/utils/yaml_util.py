@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from .errors import UserError
 from .option_section import KeyPath
 
 _MOST_BYTES = 2**18  # of a file: the largest published recipe has 4 kB
@@ -27,7 +28,7 @@ _HINTS = {
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]')
 
 
-class OptionError(ValueError):
+class OptionError(UserError):
     """What is wrong with an option file or the command line, one line per problem."""
 
 

@@ -11,6 +11,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2, imwrite, read_unchanged
 from basicsr.utils.parallel import for_each_file, made_with, run_script
 
@@ -51,12 +52,12 @@ def main(args: argparse.Namespace) -> str:
     if not paths:
         raise FileNotFoundError(f'{source} holds no images.')
     if args.crop_size < 1 or args.step < 1 or args.thresh_size < 0:
-        raise ValueError('--crop-size and --step must be at least 1, --thresh-size 0.')
+        raise UserError('--crop-size and --step must be at least 1, --thresh-size 0.')
     target_of = {path: output / name for path, name in zip(paths, names, strict=True)}
     if len(set(names)) < len(names):
-        raise ValueError('Two images differ in x2, x3, x4, x8 or the extension alone: rename one.')
+        raise UserError('Two images differ in x2, x3, x4, x8 or the extension alone: rename one.')
     if output.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f'{output} must not be {source} or a folder in it.')
+        raise UserError(f'{output} must not be {source} or a folder in it.')
     stems, parts = set(names), list_images(output, args.recursive) if output.is_dir() else []
     existing = [output / n for n in parts if re.sub(r'_s\d{3,}\.\w+$', '', n) in stems]
     if existing and not (args.resume or args.overwrite):
@@ -70,7 +71,7 @@ def main(args: argparse.Namespace) -> str:
         parts_of = list(for_each_file(lambda p: cut(p, target_of[p], args), paths, args.workers))
         small = parts_of.count([])
         if small == len(paths):
-            raise ValueError(f'all {small} images are smaller than --crop-size {args.crop_size}.')
+            raise UserError(f'all {small} images are smaller than --crop-size {args.crop_size}.')
         written = {part for parts in parts_of for part in parts}
         for path in set(existing) - written if args.overwrite else []:  # of a finer cutting
             path.unlink()

@@ -8,6 +8,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import read_unchanged
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.parallel import for_each_file, run_script
@@ -26,9 +27,9 @@ def main(args: argparse.Namespace) -> str:
         raise FileNotFoundError(f'{source} holds no images.')
     for name in names:
         if ' ' in name:
-            raise ValueError(f"'{name}': a name ends at its first blank in a list, so rename it.")
+            raise UserError(f"'{name}': a name ends at its first blank in a list, so rename it.")
         if '\\' in Path(name).as_posix():
-            raise ValueError(f"'{name}': a list reads \\ as the slash of a folder, so rename it.")
+            raise UserError(f"'{name}': a list reads \\ as the slash of a folder, so rename it.")
     if output.exists() and not args.overwrite:
         raise FileExistsError(f'{output} exists: choose another name or add --overwrite.')
     shapes = for_each_file(shape_of, [source / name for name in names], args.workers)

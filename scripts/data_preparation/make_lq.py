@@ -10,6 +10,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import list_images
+from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import imwrite, read_unchanged
 from basicsr.utils.matlab_functions import reduce_image
 from basicsr.utils.parallel import for_each_file, made_with, run_script
@@ -20,12 +21,12 @@ def make_pair(path: Path, folders: list[Path], scale: int) -> None:
     img = read_unchanged(path)
     height, width = img.shape[:2]
     if min(height, width) < scale:
-        raise ValueError(f'{width} x {height} pixels are too few for scale {scale}.')
+        raise UserError(f'{width} x {height} pixels are too few for scale {scale}.')
     gt = img[: height - height % scale, : width - width % scale]
     if gt.shape != img.shape:
         change = f'{path} has {width} x {height} pixels, no multiple of {scale}'
         if len(folders) == 1:
-            raise ValueError(
+            raise UserError(
                 f'{change}: give a folder for the cropped GT (--gt-output), and --resume to go on.'
             )
         tqdm.write(f'{change}: cropped to {gt.shape[1]} x {gt.shape[0]}.', file=sys.stderr)
@@ -38,11 +39,11 @@ def main(args: argparse.Namespace) -> str:
     paths = [source / name for name in list_images(source)]
     targets = [folder / f'{path.stem}.png' for folder in folders for path in paths]
     if args.scale < 2:
-        raise ValueError(f'--scale must be at least 2, got {args.scale}.')
+        raise UserError(f'--scale must be at least 2, got {args.scale}.')
     if not paths:
         raise FileNotFoundError(f'{source} holds no images.')
     if len(set(targets)) < len(targets) or source.resolve() in (f.resolve() for f in folders):
-        raise ValueError('Two files would share a name: use different folders and file names.')
+        raise UserError('Two files would share a name: use different folders and file names.')
     existing = {path for path in targets if path.exists()}
     if existing and not (args.resume or args.overwrite):
         raise FileExistsError(f'{min(existing)} exists: add --resume to go on or --overwrite.')

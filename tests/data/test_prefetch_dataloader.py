@@ -19,7 +19,7 @@ from basicsr.data.prefetch_dataloader import (
     PrefetchGenerator,
     images_to_float,
 )
-from basicsr.utils.failures import why_worker_died
+from basicsr.run.failures import why_worker_died
 
 
 class Numbers(Dataset):

@@ -6,7 +6,7 @@ from blind import adversarial
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from basicsr.models import build_model
-from basicsr.models.incidents import Guard
+from basicsr.run.incidents import Guard
 
 MODELS = {
     'SRModel': {},

@@ -126,12 +126,12 @@ def _state_of(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def _problem_of(attempt: Callable, guarded: Path, case: Path, rng: random.Random) -> str:
     """What a user would see a traceback of; '' where there is none."""
-    from basicsr.cli import _message_for_users
+    from basicsr.run.program import message_for_users
 
     try:
         return attempt(guarded, case, rng) or ''
     except Exception as error:  # any one is a finding
-        if _message_for_users(error):
+        if message_for_users(error):
             return ''
         import traceback
 

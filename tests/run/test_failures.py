@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from basicsr.utils import failures
-from basicsr.utils.failures import explain, note_signals, why_worker_died
+from basicsr.run import failures
+from basicsr.run.failures import explain, why_worker_died
+from basicsr.utils.dead_worker import note_signals
 
 
 def test_causes_are_searched_and_other_errors_are_none():

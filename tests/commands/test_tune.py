@@ -14,9 +14,10 @@ import pytest
 import torch
 from runs import rows
 
-from basicsr.tune import Trials, conclusion, main, parse, table_row
+from basicsr import cli
+from basicsr.commands.tune import Trials, conclusion, table_row
+from basicsr.commands.tuning import Failure, Report
 from basicsr.utils import yaml_load
-from basicsr.utils.tuning import Failure, Report
 
 # A worker beside the step, which takes longer than reading, saves three of seven parts of the time.
 SLOW = """
@@ -82,6 +83,11 @@ def start(opt, tmp_path, environment, *flags):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def main(flags):
+    args = cli.parse(['tune', *flags])
+    return args.main(args)
 
 
 def files(folder):
@@ -193,7 +199,7 @@ def test_several_processes_are_refused(monkeypatch, capsys):
 @pytest.mark.parametrize('flags', ['--seconds 0', '--memory 1.1', '--tolerance -1'])
 def test_flags_that_mean_nothing_are_refused(flags, capsys):
     with pytest.raises(SystemExit) as stop:
-        parse(['-opt', 'x.yml', *flags.split()])
+        main(['-opt', 'x.yml', *flags.split()])
     assert stop.value.code == 2
     assert 'must be above 0' in capsys.readouterr().err
 
@@ -257,5 +263,5 @@ def test_a_trial_that_fails_says_why(monkeypatch, tmp_path, status, log, reason)
         return status
 
     monkeypatch.setattr(Trials, '_run', run)
-    trial = Trials(parse(['-opt', 'x.yml']), tmp_path)({'compile': True})
+    trial = Trials(cli.parse(['tune', '-opt', 'x.yml']), tmp_path)({'compile': True})
     assert (trial.status, trial.reason, trial.log) == (status, reason, log)

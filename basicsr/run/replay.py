@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from basicsr.models import build_model
 from basicsr.utils.checkpoint import load_checkpoint
+from basicsr.utils.errors import UserError
 from basicsr.utils.misc import check_resume
-from basicsr.utils.options import parse_options
 from basicsr.utils.rng import seed_all
 from basicsr.utils.text import some
+
+from .program import prepare
 
 _NAMED = 5  # layers and parameters of each kind
 # Of a step: what makes no other numbers, or would hide where these come from.
@@ -41,17 +43,17 @@ def replay(
     """
     content, path = load_checkpoint(incident), Path(incident).resolve()
     if path.parent.name != 'incidents' or not _is_incident(content):
-        raise ValueError(
+        raise UserError(
             f'{incident} is not a file of experiments/NAME/incidents: it is replayed where the run '
             'has put it, with the weights of the folder above.'
         )
     sys.argv = ['basicsr replay', '-opt', option_file]
     sys.argv += ['--force_yml', *force_yml] if force_yml else []
-    opt, _ = parse_options(root_path, is_train=True)
+    opt, _ = prepare(root_path, is_train=True)
     model, begin = _build(opt, path.parents[1], content, weights)
     unknown = content['batch'].keys() - set(model.batch_tensors)
     if unknown:
-        raise ValueError(
+        raise UserError(
             f'{incident}: {type(model).__name__} has no batch of {some(sorted(unknown))}.'
         )
     for name, value in content['batch'].items():
@@ -71,7 +73,7 @@ def replay(
     try:
         model.optimize_parameters(content['iter'])
     except (AttributeError, RuntimeError) as error:
-        raise ValueError(
+        raise UserError(
             f'{incident}: its batch does not fit the model of {option_file}, as if it were of '
             f'another run: {error}'
         ) from error

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from basicsr.utils.tuning import ACCEPTED, KEYS, Failure, Report, difference, judge, search
+from basicsr.commands.tuning import ACCEPTED, KEYS, Failure, Report, difference, judge, search
 
 GIB = 2**30
 WORKERS = 'num_worker_per_gpu'

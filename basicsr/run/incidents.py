@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from basicsr.utils.checkpoint import copy_to_cpu, load_checkpoint, save_checkpoint
 from basicsr.utils.checkpoint_series import numbered_states
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info
+from basicsr.utils.errors import NonFiniteError
 from basicsr.utils.logger import get_env_info
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class Guard:
         if self.model.saver is not None:
             self.model.saver.close()
         barrier()
-        raise FloatingPointError(message)
+        raise NonFiniteError(message)
 
     def _roll_back(self, step: _Iteration, what: str, kept: str) -> NoReturn:
         if self.model.saver is not None:
@@ -280,7 +281,7 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
             checkpoint, samples = back.checkpoint, back.samples
         counts[checkpoint] += 1
         if counts[checkpoint] > MOST_ROLLBACKS:
-            raise FloatingPointError(
+            raise NonFiniteError(
                 f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. {_advice("rollback")}'
             )
         logger.warning(

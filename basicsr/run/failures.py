@@ -8,17 +8,12 @@ import re
 import shutil
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
-from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
-from .text import sizeof_fmt
+from basicsr.utils.dead_worker import dead_worker, error_chain
+from basicsr.utils.text import sizeof_fmt
 
 _SHARED_MEMORY = Path('/dev/shm')
-# As torch names workers: by the signal, where it has seen one, or as processes that are gone.
-_BY_SIGNAL = re.compile(r'DataLoader worker \(pid (\d+)\) is killed by signal: (.+?)\. ')
-_GONE = re.compile(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly')
 _NUMBERS = {signal.strsignal(number): number for number in signal.valid_signals()}
 _SENT = [getattr(signal, name, None) for name in ('SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1')]
 # Of torch on CPUs and GPUs, cuBLAS and cuDNN, numpy, and OpenCV.
@@ -48,11 +43,11 @@ def explain(error: BaseException | None, phase: str = 'step') -> str | None:
     """What to tell the user of an error that is a matter of memory or processes; else None.
 
     Args:
-        phase: What the process was doing, see ``watchdog.note``.
+        phase: What the process was doing, see ``progress.note``.
     """
     if dead := why_worker_died(error):
         return dead
-    for link in _chain(error):
+    for link in error_chain(error):
         if _is_shared_memory_full(link):
             return _shared_memory_full()
         if isinstance(link, MemoryError) or (
@@ -66,41 +61,15 @@ def explain(error: BaseException | None, phase: str = 'step') -> str | None:
 
 def why_worker_died(error: BaseException | None) -> str | None:
     """What to tell the user if a loader process ended without a Python error; else None."""
-    # An outer error may only say that a worker is gone where an inner one has the signal.
-    texts = [
-        f'{text} ' for link in _chain(error) for text in (link, *getattr(link, '__notes__', ()))
-    ]
-    for text in texts:
-        if found := _BY_SIGNAL.search(text):
-            return _killed(found[1], found[2])
-    for text in texts:
-        if found := _GONE.search(text):
-            return (
-                f'DataLoader worker (pid {found[1]}) ended without an error, as if it had been '
-                f'killed. Where the machine ran out of memory, {_LESS}; then lower {_FEWER}. '
-                f'{_ALONE}'
-            )
-    return None
-
-
-def note_signals(error: Exception, workers: Sequence[Any]) -> None:
-    """Add to the error of a loader by which signals its processes were ended.
-
-    torch learns of it from a handler of SIGCHLD. Where the loader's thread meets the loss first, or
-    a fork server is the parent, the exit status alone tells.
-    """
-    if workers and isinstance(error, ConnectionError | EOFError):  # it may still be about to end
-        connection.wait([worker.sentinel for worker in workers], timeout=5)
-    for worker in workers:
-        if (worker.exitcode or 0) < 0:
-            name = signal.strsignal(-worker.exitcode)
-            error.add_note(f'DataLoader worker (pid {worker.pid}) is killed by signal: {name}.')
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    if (dead := dead_worker(error)) is None:
+        return None
+    pid, name = dead
+    if name is not None:
+        return _killed(pid, name)
+    return (
+        f'DataLoader worker (pid {pid}) ended without an error, as if it had been killed. Where '
+        f'the machine ran out of memory, {_LESS}; then lower {_FEWER}. {_ALONE}'
+    )
 
 
 def _killed(pid: str, name: str) -> str:

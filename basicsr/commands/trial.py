@@ -18,17 +18,19 @@ from torch.utils.data import IterableDataset
 from basicsr.data import gpus_per_process
 from basicsr.data.samplers import SubsetRandomOrder
 from basicsr.models import build_model
+from basicsr.run.cores import usable_cores
+from basicsr.run.program import prepare
 from basicsr.train import (
     create_train_val_dataloader,
     make_step,
     prefetch,
     schedule_of_all_ranks,
 )
-from basicsr.utils.cores import usable_cores
 from basicsr.utils.logger import get_root_logger
-from basicsr.utils.options import OptionError, parse_options
 from basicsr.utils.registry import DATASET_REGISTRY
-from basicsr.utils.tuning import KEYS, Report
+from basicsr.utils.yaml_util import OptionError
+
+from .tuning import KEYS, Report
 
 # The first iterations start workers, decode the images, choose kernels and compile; their losses
 # are compared.
@@ -74,7 +76,7 @@ def measure(root_path: Path, request: dict[str, Any]) -> None:
         request: ``seconds`` to train for, ``memory``, the share of a GPU's that may be taken,
             ``cache``, the folder for decoded images, and ``report``, the file to write.
     """
-    opt, _ = parse_options(root_path, is_train=True)
+    opt, _ = prepare(root_path, is_train=True)
     settings = {
         name: functools.reduce(lambda section, key: section[key], path.split(':'), opt)
         for name, path in KEYS.items()
@@ -116,7 +118,7 @@ def _for_trial(opt: dict, request: dict[str, Any]) -> dict:
             owner['cache'] = request['cache']
     if not issubclass(DATASET_REGISTRY.get(dataset_opt['type']), IterableDataset):
         count = min(4 * schedule_of_all_ranks(opt).batch_size(1), _IMAGES)
-        dataset_opt['sampler'] = {'type': 'basicsr.trial:FewImages', 'count': count}
+        dataset_opt['sampler'] = {'type': 'basicsr.commands.trial:FewImages', 'count': count}
         dataset_opt['dataset_enlarge_ratio'] = 1
     Path(opt['path']['experiments_root']).mkdir(parents=True, exist_ok=True)
     return {**opt, 'datasets': {'train': dataset_opt}, 'val': None}
@@ -180,7 +182,7 @@ def _half() -> str:
 
 
 if __name__ == '__main__':
-    from basicsr.cli import run
+    from basicsr.run.program import run
 
     order = json.loads(sys.argv.pop(1))
     run(functools.partial(measure, request=order), Path.cwd())

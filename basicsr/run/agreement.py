@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .dist_util import gather_lists, get_dist_info
-from .text import some
-from .yaml_util import OptionError
+from basicsr.utils.dist_util import gather_lists, get_dist_info
+from basicsr.utils.errors import UserError
+from basicsr.utils.text import some
+from basicsr.utils.yaml_util import OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +89,13 @@ def check_same_data(datasets: Mapping[str, Any]) -> None:
     for sets in zip(*_all(own), strict=True):
         name, lengths = sets[0][0], [str(length) for _, length, _ in sets]
         if len(set(lengths)) > 1:
-            raise ValueError(
+            raise UserError(
                 f'dataset {name}: the number of images differs between the processes: '
                 f'{_by_rank(lengths)}. Every host needs the same data.'
             )
         names = [digest for _, _, digest in sets]
         if len(set(names)) > 1:
-            raise ValueError(
+            raise UserError(
                 f'dataset {name}: all processes have {lengths[0]} images, but not the same names: '
                 f'{_by_rank(names)} (digests). Every host needs the same data.'
             )

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from basicsr.utils import agreement
-from basicsr.utils.agreement import (
+from basicsr.run import agreement
+from basicsr.run.agreement import (
     check_file_of_all,
     check_same_data,
     check_same_options,

@@ -6,7 +6,7 @@ import socket
 
 import torch
 
-from .dist_util import gather_lists
+from basicsr.utils.dist_util import gather_lists, get_dist_info
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +28,17 @@ def ranks_on_cores() -> int:
     return sum(name == host and not cores.isdisjoint(others) for name, others in ranks)
 
 
-def share_cores(opt: dict) -> None:
-    """Give this rank its share of the cores, as threads of torch and, by default, loader processes.
+def share_cores() -> int:
+    """The share of the cores that is this rank's, which torch takes as its number of threads.
 
     Threads are left alone in a run of one process, and where ``OMP_NUM_THREADS`` says how many.
     Every rank has to call it.
     """
-    share = max(1, len(usable_cores()) // (ranks_on_cores() if opt['dist'] else 1))
-    if opt['dist'] and opt['world_size'] > 1 and 'OMP_NUM_THREADS' not in os.environ:
+    world_size = get_dist_info()[1]
+    share = max(1, len(usable_cores()) // (ranks_on_cores() if world_size > 1 else 1))
+    if world_size > 1 and 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(share)
-    train_set = opt['datasets'].get('train', {})
-    if train_set.get('num_worker_per_gpu', 0) is None:
-        train_set['num_worker_per_gpu'] = min(4, share)
+    return share
 
 
 def report_cores(workers: int, on_gpu: bool) -> None:

@@ -4,8 +4,8 @@ import socket
 import pytest
 import torch
 
-from basicsr.utils import cores
-from basicsr.utils.cores import report_cores, share_cores, usable_cores
+from basicsr.run import cores
+from basicsr.run.cores import report_cores, share_cores, usable_cores
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def of_ranks(monkeypatch):
     def put(ranks, omp=None):
         here = [(host or socket.gethostname(), own) for host, own in ranks]
         monkeypatch.setattr(cores, 'usable_cores', lambda: ranks[0][1])
+        monkeypatch.setattr(cores, 'get_dist_info', lambda: (0, len(ranks)))
         monkeypatch.setattr(cores, 'gather_lists', lambda own: here if len(here) > 1 else own)
         threads = [omp or 16]
         monkeypatch.setattr(torch, 'set_num_threads', threads.append)
@@ -49,16 +50,13 @@ def test_ranks_of_a_host_share_its_cores_and_one_process_keeps_its_threads(
     ranks, expected, of_ranks
 ):
     threads = of_ranks(ranks)
-    train = {'num_worker_per_gpu': None}
-    share_cores({'datasets': {'train': train}, 'world_size': len(ranks), 'dist': len(ranks) > 1})
-    assert (train['num_worker_per_gpu'], threads[-1]) == expected
+    assert (min(4, share_cores()), threads[-1]) == expected
 
 
 def test_what_the_user_says_is_kept(of_ranks):
     threads = of_ranks([(None, ALL)] * 8, omp=3)
-    train = {'num_worker_per_gpu': 6}
-    share_cores({'datasets': {'train': train}, 'world_size': 8, 'dist': True})
-    assert (train['num_worker_per_gpu'], threads) == (6, [3])
+    share_cores()
+    assert threads == [3]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 import torch
 from blind import adversarial, blind
 
+from basicsr import cli
+from basicsr.commands.verify_resume import differences
 from basicsr.utils.checkpoint import save_checkpoint
-from basicsr.verify_resume import differences, main, parse
 
 # A model whose steps depend on how often its process was started.
 FORGETFUL = """
@@ -27,6 +28,11 @@ class ForgetfulModel(SRModel):
         with torch.no_grad():
             next(self.net_g.parameters()).add_(self.steps * 1e-3)
 """
+
+
+def main(flags):
+    args = cli.parse(['verify-resume', *flags])
+    return args.main(args)
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_a_missing_file_and_wrong_flags_are_refused(capsys, tmp_path):
     assert 'none.yml' in capsys.readouterr().err
     for flags in (['--iters', '1'], ['--kills', '0'], ['--keep', str(tmp_path)]):
         with pytest.raises(SystemExit) as stop:
-            parse(['-opt', 'x.yml', *flags])
+            main(['-opt', 'x.yml', *flags])
         assert stop.value.code == 2
 
 

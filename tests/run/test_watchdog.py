@@ -2,14 +2,16 @@
 
 import torch.distributed as dist
 
-from basicsr.utils import watchdog
-from basicsr.utils.dist_util import init_dist
-from basicsr.utils.watchdog import Report, note, verdict
+from basicsr.run import watchdog
+from basicsr.run.watchdog import Report, verdict
+from basicsr.utils import progress
+from basicsr.utils.dist_util import init_dist, limit_of_operations
+from basicsr.utils.progress import Progress, note
 
 
 def report(rank, iteration=5, waits=True, place='x.py:1 in f', phase='step'):
     who = f'host{rank}, pid 1{rank}'
-    return Report(rank, who, 9, 9, phase, iteration, 9, place, waits)
+    return Report(phase, iteration, 9, 9, rank, who, 9, place, waits)
 
 
 def test_who_does_not_report_is_to_blame():
@@ -41,11 +43,11 @@ def test_all_are_shown_where_each_waits_for_the_others():
 
 
 def test_a_note_costs_no_more_than_attributes(monkeypatch):
-    own = Report(0, 'here')
-    monkeypatch.setattr(watchdog, '_own', own)
+    own = Progress()
+    monkeypatch.setattr(progress, 'current', own)
     note('data', 4)
     note('saving')
-    assert (own.phase, own.iteration, own.notes, own.beat) == ('saving', 4, 2, 0)
+    assert own == Progress('saving', 4, steps=0, notes=2)
 
 
 def test_one_process_needs_no_watchdog(monkeypatch):
@@ -71,8 +73,9 @@ def test_who_has_not_finished_the_step_of_an_iteration_is_to_blame():
 def test_before_and_in_the_first_steps_there_is_more_time(monkeypatch):
     watch = watchdog.Watchdog.__new__(watchdog.Watchdog)
     watch.timeout, watch.interval = 12, 0.5
-    own = Report(0, 'here')
-    monkeypatch.setattr(watchdog, '_own', own)
+    own = Progress()
+    for module in (progress, watchdog):
+        monkeypatch.setattr(module, 'current', own)
     limits = [watch.limit]
     for phase in ('step', 'saving', 'step', 'data', 'step'):
         note(phase)
@@ -85,8 +88,8 @@ def test_before_and_in_the_first_steps_there_is_more_time(monkeypatch):
 
 
 def test_operations_wait_as_long_as_the_start_may_take():
-    assert watchdog.limit_of_operations(12).total_seconds() == 120
-    assert watchdog.limit_of_operations(1800).total_seconds() == 1800
+    assert limit_of_operations(12).total_seconds() == 120
+    assert limit_of_operations(1800).total_seconds() == 1800
 
 
 def test_an_end_is_told_for_what_it_is():

@@ -1,4 +1,4 @@
-"""The line that names the bottleneck: when it is said, and what it advises."""
+"""The line that names the data_wait: when it is said, and what it advises."""
 
 import logging
 import re
@@ -6,8 +6,8 @@ import re
 import pytest
 from runs import log_text
 
-from basicsr.utils import bottleneck
-from basicsr.utils.bottleneck import DataWait, advice
+from basicsr.run import data_wait
+from basicsr.run.data_wait import DataWait, advice
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_advice_fits_the_situation(situation, part):
 @pytest.fixture
 def lines(monkeypatch, caplog):
     """The lines said in intervals of 100 iterations with these shares of waiting."""
-    monkeypatch.setattr(bottleneck, 'usable_cores', lambda: set(range(8)))
+    monkeypatch.setattr(data_wait, 'usable_cores', lambda: set(range(8)))
     monkeypatch.setattr(logging.getLogger('basicsr'), 'propagate', True)
     caplog.set_level(logging.INFO, logger='basicsr')
 
@@ -99,7 +99,7 @@ class SlowDataset(torch.utils.data.Dataset):
 
 
 def test_a_run_that_waits_for_its_data_says_so(run, train_opt, tmp_path, monkeypatch):
-    monkeypatch.setattr(bottleneck, 'usable_cores', lambda: set(range(64)))
+    monkeypatch.setattr(data_wait, 'usable_cores', lambda: set(range(64)))
     (tmp_path / 'slow_dataset.py').write_text(SLOW_DATASET)
     data = {'type': 'SlowDataset', 'delay': 0.05, 'batch_size_per_gpu': 1, 'num_worker_per_gpu': 0}
     opt = train_opt(plugins=['.'], train__total_iter=20, datasets={'train': data}, val=None)

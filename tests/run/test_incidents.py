@@ -11,10 +11,10 @@ from blind import adversarial
 from norms import with_norms
 from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
-from basicsr.models import incidents
-from basicsr.models.incidents import Guard
 from basicsr.models.nonfinite import NumberWatch
 from basicsr.models.sr_model import SRModel
+from basicsr.run import incidents
+from basicsr.run.incidents import Guard
 
 POLICIES = ['stop', 'skip', 'rollback']
 
@@ -469,7 +469,7 @@ def test_an_incident_is_replayed(run, opt, poison, tmp_path, monkeypatch, capsys
 
 
 def test_of_other_weights_and_other_files_replay_speaks_plainly(run, opt, poison, tmp_path):
-    from basicsr.replay import replay
+    from basicsr.run.replay import replay
 
     poison(3)
     with pytest.raises(FloatingPointError):
@@ -490,7 +490,7 @@ def test_of_other_weights_and_other_files_replay_speaks_plainly(run, opt, poison
 
 def test_the_folder_of_an_incident_names_no_code(run, opt, poison, tmp_path):
     """Neither the file's list of plug-ins nor a copied option file is obeyed."""
-    from basicsr.replay import replay
+    from basicsr.run.replay import replay
 
     poison(3)
     with pytest.raises(

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from basicsr.trial import FewImages, steady
+from basicsr.commands.trial import FewImages, steady
 
 
 def test_the_time_of_an_iteration_is_right_where_batches_come_in_bursts():

@@ -24,39 +24,33 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from .text import some
+from basicsr.utils.dist_util import START_TIMEOUT, get_dist_info
+from basicsr.utils.progress import Progress, current
+from basicsr.utils.text import some
 
 logger = logging.getLogger(__name__)
 
 HANG_STATUS = 3  # the exit status of processes that a watchdog ends
 _LAST_MOMENT = 60.0  # seconds for an orderly end, before the process is ended in any case
-_FOR_START = 120.0  # seconds at least, before the first step: imports, lists of files, workers
 _FIRST_STEPS = 2  # one may be made ahead of a GPU
 # Where the main thread of a process is that waits for the others.
 _WAITING = ('torch/distributed/', 'torch/autograd/graph.py')
 
 
 @dataclass
-class Report:
+class Report(Progress):
     """What a process says of itself.
 
     Attributes:
         rank, who: Its rank, host and process id.
         beat: Counts the reports: a process whose reports end is stopped, dead or cut off.
-        notes: Counts what it has got on to.
-        phase, iteration: What that was last.
-        steps: How many steps it has begun.
         place: Where its main thread is: file, line and function.
         waits: Whether that is inside a collective operation.
     """
 
-    rank: int
-    who: str
+    rank: int = 0
+    who: str = ''
     beat: int = 0
-    notes: int = 0
-    phase: str = 'start'
-    iteration: int = 0
-    steps: int = 0
     place: str = ''
     waits: bool = False
 
@@ -65,32 +59,16 @@ class Report:
         return f'rank {self.rank} ({self.who}): last seen in {where}, at {self.place}'
 
 
-_own = Report(0, f'{socket.gethostname()}, pid {os.getpid()}')
 _watchdog: 'Watchdog | None' = None
 
 
-def note(phase: str, iteration: int | None = None) -> None:
-    """Say that this process gets on: a few attributes are set, nothing is sent.
-
-    Args:
-        phase: start, data, step, saving, validation or end.
-        iteration: The iteration it belongs to; default: as before.
-    """
-    _own.phase = phase
-    if iteration is not None:
-        _own.iteration = iteration
-    _own.steps += phase == 'step'
-    _own.notes += 1
-
-
-def phase() -> str:
-    """What this process has got on to: see ``note``; 'start' before."""
-    return _own.phase
-
-
-def limit_of_operations(timeout: float) -> datetime.timedelta:
-    """How long collective operations wait, which name nobody: as long as a watchdog at most."""
-    return datetime.timedelta(seconds=max(timeout, _FOR_START))
+def _own_report(beat: int = 0) -> Report:
+    """The report of this process."""
+    place, waits = _place_of_main_thread()
+    who = f'{socket.gethostname()}, pid {os.getpid()}'
+    return Report(
+        **vars(current), rank=get_dist_info()[0], who=who, beat=beat, place=place, waits=waits
+    )
 
 
 def start(timeout: float) -> None:
@@ -119,14 +97,16 @@ def stop() -> None:
 def _end_late(timeout: float) -> None:
     """End this process if it still runs after a time, as in a handler of ``atexit``."""
     time.sleep(timeout)
-    _own.place, _ = _place_of_main_thread()
-    logger.error('%s. Its training is over, and it has not ended for %g s.', _own, timeout)
+    report = _own_report()
+    logger.error('%s. Its training is over, and it has not ended for %g s.', report, timeout)
     _show_stacks()
     _exit(HANG_STATUS)
 
 
 def _show_stacks() -> None:
-    sys.stderr.write(f'Stacks of rank {_own.rank}, of its threads the latest call first:\n')
+    sys.stderr.write(
+        f'Stacks of rank {get_dist_info()[0]}, of its threads the latest call first:\n'
+    )
     sys.stderr.flush()
     faulthandler.dump_traceback()
 
@@ -159,7 +139,7 @@ class Watchdog(threading.Thread):
         self.stopped = threading.Event()
         self.timeout = timeout
         self.interval = min(timeout / 20, 1.0)
-        _own.rank, _own.who = self.rank, f'{socket.gethostname()}, pid {os.getpid()}'
+        self._beat = 0
         self._reports: dict[int, Report] = {}
         self._moved: dict[int, float] = {}  # when the report of a rank had last got on
         self._beaten: dict[int, float] = {}  # when it last came
@@ -171,8 +151,10 @@ class Watchdog(threading.Thread):
     def limit(self) -> float:
         """Seconds without progress after which the run is ended."""
         # In its first steps this process may wait for another one that has made none.
-        starts = _own.phase == 'start' or (_own.phase == 'step' and _own.steps <= _FIRST_STEPS)
-        return max(self.timeout, _FOR_START * starts)
+        starts = current.phase == 'start' or (
+            current.phase == 'step' and current.steps <= _FIRST_STEPS
+        )
+        return max(self.timeout, START_TIMEOUT * starts)
 
     @property
     def patience(self) -> float:
@@ -197,20 +179,19 @@ class Watchdog(threading.Thread):
         return store
 
     def _say(self, store: Store) -> None:
-        _own.beat += 1
-        _own.place, _own.waits = _place_of_main_thread()
-        store.set(f'{self.rank}', json.dumps(asdict(_own)))
+        self._beat += 1
+        store.set(f'{self.rank}', json.dumps(asdict(_own_report(self._beat))))
 
     def run(self) -> None:
         # Requests may never be answered: this thread does not make them.
         threading.Thread(target=self._talk, name='watchdog talks', daemon=True).start()
-        got_on, notes = time.monotonic(), _own.notes
+        got_on, notes = time.monotonic(), current.notes
         while not self.stopped.wait(self.interval):
             # If Python itself hangs, this thread does too; a thread in C does not.
             faulthandler.dump_traceback_later(self.timeout + _LAST_MOMENT, exit=True)
             now = time.monotonic()
-            if notes != _own.notes:
-                notes, got_on = _own.notes, now
+            if notes != current.notes:
+                notes, got_on = current.notes, now
             if self.verdict is None and now - got_on > self.patience:
                 self.verdict = self._judge(now)
             if self.verdict:
@@ -243,9 +224,9 @@ class Watchdog(threading.Thread):
         if now - self._answered > self.patience - 2 * self.interval:
             host = f'{os.environ["MASTER_ADDR"]}:{os.environ["MASTER_PORT"]}'
             reason = (
-                f'rank {self.rank} ({_own.who}) waits for others, and the store at {host} has not '
-                f'answered for {self.limit:g} s: what runs there is stopped, dead or cut off. '
-                f'From there came: {self._reports.get(0, "nothing")}.'
+                f'rank {self.rank} ({_own_report().who}) waits for others, and the store at {host} '
+                f'has not answered for {self.limit:g} s: what runs there is stopped, dead or cut '
+                f'off. From there came: {self._reports.get(0, "nothing")}.'
             )
             return {'reason': reason, 'ranks': [self.rank], 'judge': self.rank}
         silent = self._silent(now, self.patience)
@@ -289,7 +270,7 @@ class Watchdog(threading.Thread):
     def tell_of_failure(self, error: BaseException) -> bool:
         """See the function of that name."""
         faulthandler.dump_traceback_later(min(_LAST_MOMENT, self.timeout + 10), exit=True)
-        own = self._failure(f'rank {self.rank} ({_own.who}) {_how_it_ends(error)}')
+        own = self._failure(f'rank {self.rank} ({_own_report().who}) {_how_it_ends(error)}')
         try:
             if _is_of_communication(error):
                 end = self.verdict or self._reason_of_silence()

@@ -9,13 +9,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from basicsr.utils.children import end, end_with_children, start
+from basicsr.utils import progress
 from basicsr.utils.yaml_util import OptionError, yaml_load
+
+from .children import end, end_with_children, start
 
 
 class TrainingError(RuntimeError):
@@ -51,10 +53,10 @@ class Trainings:
             forced['manual_seed'] = args.seed
         entries = [f'{key}={json.dumps(value)}' for key, value in forced.items()]
         self._arguments = ['-opt', args.opt, '--force_yml', *args.force_yml, *entries]
-        self._program = ['basicsr.verify_resume']
+        self._program = ['basicsr.commands.verify_resume']
         if args.nproc > 1:
             torchrun = ['torch.distributed.run', '--standalone', f'--nproc_per_node={args.nproc}']
-            self._program = [*torchrun, '-m', 'basicsr.verify_resume']
+            self._program = [*torchrun, '-m', 'basicsr.commands.verify_resume']
         self._folder = folder
 
     def run(self, name: str, kill_after: int | None = None, wait: float = 0) -> bool:
@@ -188,9 +190,7 @@ def _tell(text: str) -> None:
     sys.stdout.flush()
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags of ``basicsr verify-resume``."""
-    parser = argparse.ArgumentParser(prog='basicsr verify-resume', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
     parser.add_argument(
         '--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='set options of the file'
@@ -201,19 +201,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument('--nproc', type=int, default=1, help='processes, by torchrun; 1')
     parser.add_argument('--seed', type=int, default=0, help='of the moments of the kills; 0')
     parser.add_argument('--keep', metavar='FOLDER', help='a new folder for both trainings, kept')
-    args = parser.parse_args(arguments)
+
+
+def _check(args: argparse.Namespace) -> None:
     if args.save_every is None:
         args.save_every = max(args.iters // 4, 1)
     if args.iters < 2 or min(args.kills, args.nproc, args.save_every) < 1:
-        parser.error('--iters must be above 1; --kills, --nproc and --save-every above 0.')
+        args.parser.error('--iters must be above 1; --kills, --nproc and --save-every above 0.')
     if args.keep and Path(args.keep).exists():
-        parser.error(f'--keep: {args.keep} is there already; name a new folder.')
-    return args
+        args.parser.error(f'--keep: {args.keep} is there already; name a new folder.')
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``basicsr verify-resume -opt FILE``; returns the exit status."""
-    args = parse(arguments)
+def main(args: argparse.Namespace) -> int:
+    """Make the trainings and compare them; returns the exit status."""
+    _check(args)
     end_with_children()
     try:
         if args.keep:
@@ -237,25 +238,22 @@ def train_until_killed(kill_after: int | None, wait: float, mark: str) -> None:
 
     From outside, the moments of a fast training could not be met.
     """
-    import basicsr.train
-    from basicsr.cli import run
+    from basicsr.run.program import run
+    from basicsr.train import train_pipeline
 
-    make_step = basicsr.train.make_step
+    if kill_after is not None and os.environ.get('RANK', '0') == '0':
+        threading.Thread(target=_kill, args=(kill_after, wait, mark), daemon=True).start()
+    run(train_pipeline, Path.cwd())
 
-    def kill() -> None:
-        Path(mark).touch()
-        os.killpg(0, signal.SIGKILL)
 
-    timer = threading.Timer(wait, kill)
-
-    def make_step_and_begin(model: Any, data: Any, current_iter: int, *args: Any) -> None:
-        make_step(model, data, current_iter, *args)
-        is_due = kill_after is not None and current_iter >= kill_after
-        if is_due and model.opt['rank'] == 0 and timer.ident is None:
-            timer.start()
-
-    basicsr.train.make_step = make_step_and_begin
-    run(basicsr.train.train_pipeline, Path.cwd())
+def _kill(after: int, wait: float, mark: str) -> None:
+    """Kill this process and its workers some seconds after the step of an iteration."""
+    now = progress.current
+    while now.iteration < after or (now.iteration == after and now.phase in ('data', 'step')):
+        time.sleep(0.001)
+    time.sleep(wait)
+    Path(mark).touch()
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == '__main__':

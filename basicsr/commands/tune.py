@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from basicsr.utils.children import end, end_with_children, start
 from basicsr.utils.text import sizeof_fmt
-from basicsr.utils.tuning import (
+
+from .children import end, end_with_children, start
+from .tuning import (
     ACCEPTED,
     BATCH,
     GPU_ALONE,
@@ -69,7 +70,7 @@ class Trials:
     def _run(self, arguments: list[str], log: Any) -> int | None:
         """The exit status of a trial; None if it took too long."""
         # What torch compiles, and what a process that is killed leaves behind, goes there too.
-        process = start(['basicsr.trial', *arguments], log, TMPDIR=str(self._folder))
+        process = start(['basicsr.commands.trial', *arguments], log, TMPDIR=str(self._folder))
         try:
             return process.wait(_PATIENCE + 3 * self._args.seconds)
         except subprocess.TimeoutExpired:
@@ -165,9 +166,7 @@ def tune(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags of ``basicsr tune``."""
-    parser = argparse.ArgumentParser(prog='basicsr tune', description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
     parser.add_argument(
         '--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='set options of the file'
@@ -190,17 +189,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar='NAME',
         help=f'what to tune (default: {" ".join(KEYS)})',
     )
-    args = parser.parse_args(arguments)
+
+
+def _check(args: argparse.Namespace) -> None:
     if not (args.seconds > 0 and 0 < args.memory <= 1 and args.tolerance >= 0):
-        parser.error('--seconds must be above 0, --memory in (0, 1], --tolerance not below 0.')
+        args.parser.error('--seconds must be above 0, --memory in (0, 1], --tolerance not below 0.')
     if {'RANK', 'WORLD_SIZE', 'LOCAL_RANK'} <= os.environ.keys():  # as torchrun sets them
-        parser.error('one process tunes what each rank does: start it without torchrun.')
-    return args
+        args.parser.error('one process tunes what each rank does: start it without torchrun.')
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``basicsr tune -opt FILE``; returns the exit status."""
-    args = parse(arguments)
+def main(args: argparse.Namespace) -> int:
+    """Tune as the flags say; returns the exit status."""
+    _check(args)
     end_with_children()
     with TemporaryDirectory(prefix='basicsr_tune_', ignore_cleanup_errors=True) as folder:
         try:

@@ -10,7 +10,8 @@ import torch
 from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
 from basicsr.models.sr_model import SRModel
-from basicsr.utils import preemption
+from basicsr.run import preemption
+from basicsr.utils import progress
 
 # A model whose process, or processes, get a signal in the middle of iteration 3.
 SIGNALLED = """
@@ -171,12 +172,12 @@ def test_under_torchrun_the_command_begins_with_it(monkeypatch):
 def test_a_state_is_named_only_where_this_run_has_saved_one(tmp_path, monkeypatch):
     opt = {'path': {'training_states': str(tmp_path)}}
     monkeypatch.setattr(sys, 'argv', ['train.py', '-opt', 'x'])
-    monkeypatch.setattr(preemption, 'phase', lambda: 'step')
+    monkeypatch.setattr(progress.current, 'phase', 'step')
     assert preemption.last_state(opt) == ''
     for number in (8, 10):
         (tmp_path / f'{number}.state').touch()
     assert preemption.last_state(opt).startswith('The last state is that of iteration 10: python')
-    monkeypatch.setattr(preemption, 'phase', lambda: 'start')
+    monkeypatch.setattr(progress.current, 'phase', 'start')
     assert preemption.last_state(opt) == '', 'those of an earlier run'
 
 
@@ -212,7 +213,7 @@ import os
 import subprocess
 import time
 
-from basicsr.utils.preemption import heed_parent_alone
+from basicsr.data.workers import heed_parent_alone
 
 
 def heed(ready):
@@ -229,7 +230,7 @@ def start(context):
 
 
 if __name__ == '__main__':
-    multiprocessing.set_forkserver_preload(['basicsr.utils.preemption'])
+    multiprocessing.set_forkserver_preload(['basicsr.data.workers'])
     contexts = [multiprocessing.get_context(method) for method in ('forkserver', 'fork')]
     workers = [start(context) for context in contexts]
     for worker, ready in workers:

@@ -5,7 +5,6 @@ starts again goes on by itself.
 """
 
 import logging
-import multiprocessing
 import os
 import shlex
 import signal
@@ -22,9 +21,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from .checkpoint_series import numbered_states
-from .dist_util import from_master, gather_lists, get_dist_info
-from .watchdog import limit_of_operations, phase
+from basicsr.utils import progress
+from basicsr.utils.checkpoint_series import numbered_states
+from basicsr.utils.dist_util import (
+    from_master,
+    gather_lists,
+    get_dist_info,
+    limit_of_operations,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +38,6 @@ STATUS = 75  # of a run that has saved its state and stopped; in sysexits.h: try
 INTERRUPTED = 130  # after Ctrl-C; 128 and the number of the signal
 _AGENTS = '.torchrun'
 _NOTE = 'basicsr/preemption'
-
-
-class Preempted(Exception):
-    """A validation has been left between two images, on all ranks, since one got a signal."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.signal = number
 
 
 class PreemptionWatch:
@@ -147,39 +143,11 @@ def leave(iteration: int, number: int) -> NoReturn:
 def last_state(opt: Mapping[str, Any]) -> str:
     """What a run that is interrupted has saved before, if anything, and how to go on with it."""
     states = numbered_states(opt['path']['training_states'])
-    if not states or phase() == 'start':  # when the folder may be that of an earlier run
+    if (
+        not states or progress.current.phase == 'start'
+    ):  # when the folder may be that of an earlier run
         return ''
     return f'The last state is that of iteration {states[-1].stem}: {command_to_go_on()}'
-
-
-def heed_parent_alone() -> None:
-    """Have a loader's worker end when its parent says so, and leave other signals to the parent.
-
-    Ctrl-C in a terminal, torchrun and SLURM reach all processes of a run. The parent still
-    needs its workers, until its state is saved.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, 'SIGUSR1'):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()  # os.getppid() may be a fork server
-    if parent is None:
-        return
-    if hasattr(signal, 'sigwaitinfo'):  # not on macOS and Windows
-        # Blocked in all threads, the signal waits for the one that can see who sent it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_at_request, args=(parent.pid,), daemon=True).start()
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-
-
-def _end_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _end_at_request(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
-    os._exit(0)
 
 
 def was_begun_by_launcher(folder: str | Path) -> bool:

@@ -1,0 +1,162 @@
+"""A pipeline as a program: its options, process group and seeds, and errors as exit status."""
+
+import argparse
+import logging
+import os
+import random
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from basicsr.utils import progress
+from basicsr.utils.dist_util import from_master, get_dist_info, init_dist
+from basicsr.utils.errors import UserError
+from basicsr.utils.logger import get_env_info, get_root_logger
+from basicsr.utils.misc import set_random_seed
+from basicsr.utils.options import OptionFile, Process, dict2str, launcher_of, parse_args
+from basicsr.utils.registry import BUILDING, import_plugins, plugin_modules
+from basicsr.utils.yaml_util import OptionError
+
+from . import watchdog
+from .agreement import check_same_options, warn_of_other_programs
+from .cores import share_cores
+from .failures import explain
+from .option_checks import check_components
+from .preemption import INTERRUPTED, STATUS
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argparse.Namespace]:
+    """Make this process ready for what its command line asks for.
+
+    Plug-ins are imported, the process group is joined, cores are shared out, generators seeded.
+
+    Args:
+        root_path: Parent of ``experiments/`` and ``results/``.
+        is_train: Whether the option file describes a training or a test run.
+
+    Returns:
+        The complete options and the flags, as ``parse_options`` gives them.
+    """
+    args = parse_args()
+    file = OptionFile(args.opt, is_train, args.force_yml)
+    import_plugins(file.plugin_folders())
+    opt = file.checked()
+    launcher = launcher_of(args)
+    if launcher != 'none':
+        backend = {'backend': 'gloo'} if opt['num_gpu'] == 0 else {}
+        init_dist(launcher, **opt['dist_params'] | backend)
+        if 'init_method' not in opt['dist_params']:  # else MASTER_ADDR may be no meeting place
+            watchdog.start(opt['dist_params']['timeout'])
+        check_same_options(opt, auto_resume=args.auto_resume, debug=args.debug, training=is_train)
+    get_root_logger()
+    seed = from_master(random.SystemRandom().randint(1, 10000))
+    process = Process(launcher, *get_dist_info(), share_cores(), seed)
+    opt = file.complete(opt, args, root_path, process)
+    check_components(opt)
+    _seed(opt)
+    return opt, args
+
+
+def log_setting(opt: dict) -> None:
+    """Log the options, and the programs that are used."""
+    logger.info(get_env_info())
+    logger.info(dict2str(opt))
+    warn_of_other_programs()
+
+
+def _seed(opt: dict) -> None:
+    """Seed all generators, and choose how exact torch computes."""
+    set_random_seed(opt['manual_seed'] + opt['rank'])
+    torch.backends.cudnn.benchmark = not opt['deterministic']
+    tf32 = opt['train']['tf32'] if opt['is_train'] else None
+    if tf32 is not None:
+        torch.set_float32_matmul_precision('high' if tf32 else 'highest')
+        torch.backends.cudnn.allow_tf32 = tf32
+    if opt['deterministic']:
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        torch.use_deterministic_algorithms(True)
+
+
+def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
+    """Run a pipeline as a program: a user's mistake ends in one message, not a traceback.
+
+    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C, and of a
+    training that was asked to stop ``basicsr.run.preemption.STATUS``.
+    """
+    # The status is acted on when the error is gone, and with it the frames that hold a loader: its
+    # workers end before this process does, and have nothing to complain about.
+    status = _run(pipeline, root_path)
+    if status:
+        sys.exit(status)
+
+
+def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
+    """Run a pipeline; returns the exit status."""
+    root_logger, status = get_root_logger(), 0
+    try:
+        pipeline(root_path)
+    except KeyboardInterrupt as interrupt:
+        watchdog.tell_of_failure(interrupt)
+        root_logger.error('%s', ' '.join(['Interrupted.', *filter(None, map(str, interrupt.args))]))
+        return INTERRUPTED
+    except SystemExit as stop:
+        if stop.code not in (STATUS, INTERRUPTED):  # those of all ranks that were asked to stop
+            watchdog.tell_of_failure(stop)
+            raise
+        status = int(stop.code)
+    except Exception as error:
+        message, (rank, world_size) = message_for_users(error), get_dist_info()
+        status = 2 if isinstance(error, OptionError) else 1
+        if watchdog.tell_of_failure(error):
+            return status
+        prefix = f'rank {rank}: ' if world_size > 1 else ''
+        if message is None:
+            if prefix:
+                root_logger.error('%s%s', prefix, error)
+            raise
+        root_logger.error('%s%s', prefix, message)
+        return status
+    close_process_group()
+    return status
+
+
+def message_for_users(error: Exception) -> str | None:
+    """What to tell the user in place of a traceback; None for errors that need one."""
+    if explained := explain(error, progress.current.phase):
+        return explained
+    if _passed_through_plugins(error):
+        return None
+    message = str(error)
+    if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
+        # The worker's traceback is part of the text; the message stands behind it.
+        message = re.split(rf'\n(?:[\w.]+\.)?{type(error).__name__}: ', message)[-1].strip()
+    # Of a component that cannot be made of its options.
+    notes = [note for note in getattr(error, '__notes__', []) if note.startswith(BUILDING)]
+    is_meant = isinstance(error, UserError | OSError)
+    if notes and not is_meant and not isinstance(error, TypeError):
+        message = f'{type(error).__name__}: {message}'
+    return '\n'.join([message, *notes]) if is_meant or notes else None
+
+
+def _passed_through_plugins(error: BaseException | None) -> bool:
+    """Whether the user's own code took part: they want to see where."""
+    files = {getattr(sys.modules.get(name), '__file__', None) for name in plugin_modules}
+    while error is not None:
+        if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def close_process_group() -> None:
+    """Leave the process group, if this process is in one."""
+    watchdog.stop()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,101 @@
+"""Which training state a run goes on from."""
+
+import logging
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from basicsr.utils.checkpoint import load_checkpoint
+from basicsr.utils.checkpoint_series import load_state, numbered_states
+from basicsr.utils.dist_util import from_master, get_dist_info
+from basicsr.utils.errors import UserError
+from basicsr.utils.misc import check_resume
+
+from .agreement import check_file_of_all
+from .preemption import was_begun_by_launcher
+
+logger = logging.getLogger(__name__)
+
+
+def resume(opt: dict, is_rollback: bool = False) -> tuple[dict, dict[str, Any] | None]:
+    """The training state to go on from, if any, and options that name it and its networks.
+
+    ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
+    has started again; else, and for a rollback, ``path.resume_state`` counts.
+    """
+    cause = '--auto_resume' if opt['auto_resume'] else None
+    if not is_rollback and was_begun_by_launcher(opt['path']['experiments_root']):
+        cause = 'Started again by torchrun'
+    chosen = choose_state(opt, cause)
+    if chosen is None:
+        return opt, None
+    opt = deepcopy(opt)
+    opt['path']['resume_state'], state = chosen
+    seed = state.get('manual_seed', opt['manual_seed'])
+    if seed != opt['manual_seed']:
+        logger.info('manual_seed goes on as %d of the training state.', seed)
+        opt['manual_seed'] = seed
+    if state['iter'] > opt['train']['total_iter']:
+        raise UserError(
+            f'{chosen[0]} has {state["iter"]} iterations, more than train.total_iter '
+            f'{opt["train"]["total_iter"]}: raise it to go on.'
+        )
+    check_resume(opt, state['iter'], state.get('files', ()))
+    return opt, state
+
+
+def choose_state(
+    opt: Mapping[str, Any], cause: str | None = None
+) -> tuple[str, dict[str, Any]] | None:
+    """The state to go on from, if any, and its file: rank 0 decides, and every rank calls it.
+
+    Args:
+        cause: Why to take the newest state of the experiment that is whole, such as the flag
+            --auto_resume. Without it, or without such a state, ``path.resume_state`` counts.
+
+    Raises:
+        FileNotFoundError, ValueError: The state that is asked for, or every state of the
+            experiment, is damaged or lacks a network.
+    """
+    found: Any = None
+    if get_dist_info()[0] == 0:
+        try:
+            found = _choose(opt, cause)
+        except (OSError, ValueError) as error:  # raised by all ranks
+            found = error
+    file = from_master(found[0] if isinstance(found, tuple) else found)
+    if isinstance(file, Exception):
+        raise file
+    if file is None:
+        return None
+    check_file_of_all(file)
+    return found or (file, load_checkpoint(file))
+
+
+def _choose(opt: Mapping[str, Any], cause: str | None) -> tuple[str, dict[str, Any]] | None:
+    path, problems = opt['path'], []
+    folder = path['training_states']
+    for file in reversed(numbered_states(folder) if cause else []):
+        try:
+            state = load_state(file, opt)
+            if state['iter'] != int(file.stem):
+                raise UserError(f'{file} is the state of iteration {state["iter"]}.')
+        except (OSError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        if problems:
+            logger.warning('%s: newer states are passed over: %s', cause, ' '.join(problems))
+        logger.info('%s: going on from %s', cause, file)
+        return str(file), state
+    if problems:
+        raise UserError(
+            f'{cause}: no state in {folder} can be gone on from: {" ".join(problems)} Put '
+            'the files back from a copy; or, to begin anew, leave --auto_resume out: the folder of '
+            'this run is then kept under another name.'
+        )
+    if cause:
+        start = path['resume_state'] or 'starting at iteration 0'
+        logger.info('%s: no state in %s; %s.', cause, folder, start)
+    if not path['resume_state']:
+        return None
+    return path['resume_state'], load_state(path['resume_state'], opt)

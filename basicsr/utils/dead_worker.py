@@ -1,0 +1,50 @@
+"""Recognises the errors by which torch tells that a loader's worker process has died."""
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing import connection
+from typing import Any
+
+# As torch names workers: by the signal, where it has seen one, or as processes that are gone.
+_BY_SIGNAL = re.compile(r'DataLoader worker \(pid (\d+)\) is killed by signal: (.+?)\. ')
+_GONE = re.compile(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly')
+
+
+def dead_worker(error: BaseException | None) -> tuple[str, str | None] | None:
+    """Process id of the worker whose death an error tells of, and the name of the signal, if known.
+
+    None for any other error.
+    """
+    # An outer error may only say that a worker is gone where an inner one has the signal.
+    texts = [
+        f'{text} '
+        for link in error_chain(error)
+        for text in (link, *getattr(link, '__notes__', ()))
+    ]
+    for pattern in (_BY_SIGNAL, _GONE):
+        for text in texts:
+            if found := pattern.search(text):
+                return found[1], found[2] if pattern is _BY_SIGNAL else None
+    return None
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def note_signals(error: Exception, workers: Sequence[Any]) -> None:
+    """Add to the error of a loader which signals killed its workers.
+
+    torch learns of it from a handler of SIGCHLD. Where the loader's thread meets the loss first, or
+    a fork server is the parent, the exit status alone tells.
+    """
+    if workers and isinstance(error, ConnectionError | EOFError):  # it may still be about to end
+        connection.wait([worker.sentinel for worker in workers], timeout=5)
+    for worker in workers:
+        if (worker.exitcode or 0) < 0:
+            name = signal.strsignal(-worker.exitcode)
+            error.add_note(f'DataLoader worker (pid {worker.pid}) is killed by signal: {name}.')
