@@ -29,8 +29,9 @@ class Interrupted(BaseException):
 def write_weights(model):
     nets = {name: getattr(model, name, None) for name in ('net_g', 'net_d', 'net_g_ema')}
     states = {name: model.get_bare_model(net).state_dict() for name, net in nets.items() if net}
-    if model.swa is not None:
-        states['swa'] = model.swa.network.state_dict()
+    for average in model.averages['g']:
+        if average.key == 'params_swa':
+            states['swa'] = average.weights.state_dict()
     if model.sharding:  # a rank has parts of weights, and no hook of DDP counts
         states = {name: sum(map(kept, net.parameters())) for name, net in nets.items() if net}
     states['reductions'] = model.reductions

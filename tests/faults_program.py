@@ -25,8 +25,9 @@ import torchvision  # noqa: F401 - like the one above, imported once here instea
 
 import basicsr.train
 from basicsr.data.paired_image_dataset import PairedImageDataset
+from basicsr.models.base_model import BaseModel
 from basicsr.models.sr_model import SRModel
-from basicsr.run import program
+from basicsr.run import loaders, program
 from basicsr.utils import progress
 
 
@@ -89,9 +90,9 @@ FAULTS = {
     'collective': wait_for_nobody,
 }
 PLACES = {
-    'building': (basicsr.train, 'build_dataset'),
+    'building': (loaders, 'build_dataset'),
     'data': (PairedImageDataset, '__getitem__'),
-    'step': (basicsr.train, 'make_step'),
+    'step': (BaseModel, 'begin_iteration'),
     'validation': (SRModel, 'test'),
     'saving': (SRModel, 'save'),
 }

@@ -274,7 +274,7 @@ def test_ctrl_c_saves_the_state_and_a_resume_goes_on(run, run_program, write, tr
     assert lines.count('Interrupted: saving the state first; Ctrl-C again ends at once.') == 1
     assert not any('Traceback' in line for line in lines)
     assert lines[-1].endswith(
-        f'WARNING: Interrupted: the state of iteration {last} is saved. Go on with: basicsr train '
+        f'WARNING: Interrupted: the state of iteration {last} is saved. Resume with: basicsr train '
         '-opt x.yml --auto_resume'
     )
 

@@ -174,7 +174,7 @@ def test_weights_that_were_averaged_are_told_of_where_others_are_tested(
     run(test_opt, pipeline='test')
     text = capsys.readouterr().err
     assert f'with param key: [{key or "params"}] (also there: ' in text
-    assert ('path.param_key_g: params_ema tests those' in text) is (key is None)
+    assert ('set path.param_key_g: params_ema' in text) is (key is None)
 
 
 def test_two_tests_of_one_name_do_not_mix_their_results(run, test_opt, tmp_path):

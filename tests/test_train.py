@@ -13,6 +13,7 @@ from runs import checkpoint, differences, log_text, rows
 import basicsr.train
 from basicsr.archs import build_network
 from basicsr.models.sr_model import SRModel
+from basicsr.run import monitor
 from basicsr.utils.options import OptionError
 
 
@@ -40,7 +41,7 @@ def test_the_option_file_is_copied_below_three_lines(run, train_opt):
     lines = (run(train_opt()) / 'tiny.yml').read_text().splitlines()
     assert lines[0].startswith('# GENERATE TIME: ')
     assert lines[1] == '# CMD:'
-    assert lines[2].startswith('# prog -opt ')
+    assert lines[2].startswith('# python prog -opt ')
     assert lines[3] == ''
     assert json.loads(lines[4])['name'] == 'tiny'
 
@@ -417,8 +418,8 @@ def test_an_edited_rate_that_a_resume_does_not_use_is_named(run, train_opt):
     run(train_opt(train__total_iter=2, train__scheduler=None))
     opt = train_opt(train__optim_g={'type': 'Adam', 'lr': 5e-4}, train__scheduler=None)
     text = log_text(run(opt, '--auto_resume'))
-    assert 'optimizer.lr goes on as 0.001 of the training state; 0.0005' in text
-    assert 'goes on as' not in log_text(run(train_opt(train__scheduler=None), '--auto_resume'))
+    assert 'optimizer.lr stays 0.001, as in the training state; 0.0005' in text
+    assert 'not used' not in log_text(run(train_opt(train__scheduler=None), '--auto_resume'))
 
 
 def test_options_that_cannot_mean_what_they_say_are_refused(run, train_opt, image_pairs):
@@ -472,10 +473,10 @@ def test_a_state_of_a_longer_run_is_refused(run, train_opt):
 
 def test_no_rank_is_reading_or_writing_while_rank_0_tidies_the_folder(run, train_opt, monkeypatch):
     order = []
-    remove = basicsr.train.remove_stale_temporaries
-    monkeypatch.setattr(basicsr.train, 'barrier', lambda: order.append('barrier'))
+    remove = monitor.remove_stale_temporaries
+    monkeypatch.setattr(monitor, 'barrier', lambda: order.append('barrier'))
     monkeypatch.setattr(
-        basicsr.train, 'remove_stale_temporaries', lambda path: order.append('tidy') or remove(path)
+        monitor, 'remove_stale_temporaries', lambda path: order.append('tidy') or remove(path)
     )
     load = SRModel.load_extra_state
     monkeypatch.setattr(

@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> None:
     from basicsr.run.program import run
 
     def write(_: Path) -> None:
-        from basicsr.models.averaging import write_averages
+        from basicsr.models.posthoc import write_averages
 
         lines = write_averages(args.experiment, args.lengths, args.target, args.iter)
         sys.stdout.write('\n'.join([*lines, '']))

@@ -19,14 +19,8 @@ from basicsr.data import gpus_per_process
 from basicsr.data.samplers import SubsetRandomOrder
 from basicsr.models import build_model
 from basicsr.run.cores import usable_cores
+from basicsr.run.loaders import build_loaders, prefetch, schedule_of_all_ranks
 from basicsr.run.program import prepare
-from basicsr.train import (
-    create_train_val_dataloader,
-    make_step,
-    prefetch,
-    schedule_of_all_ranks,
-)
-from basicsr.utils.logger import get_root_logger
 from basicsr.utils.registry import DATASET_REGISTRY
 from basicsr.utils.yaml_util import OptionError
 
@@ -85,7 +79,7 @@ def measure(root_path: Path, request: dict[str, Any]) -> None:
     has_gpu = opt['num_gpu'] > 0
     if has_gpu:
         torch.cuda.set_per_process_memory_fraction(request['memory'])
-    loader, *_ = create_train_val_dataloader(opt, get_root_logger())
+    loader = build_loaders(opt).train
     model = build_model(opt)
     durations, waiting, losses = _train(opt, model, loader, request['seconds'])
     seconds, noise = steady(durations)
@@ -146,7 +140,9 @@ def _train(
     numbers = range(first + 1, total_iter + 1)
     for current_iter, data in zip(numbers, prefetch(loader, opt), strict=False):
         waited.append(time.perf_counter() - last)
-        make_step(model, data, current_iter, schedule)
+        model.begin_iteration(data, current_iter, schedule.batch_size(current_iter))
+        model.optimize_parameters(current_iter)
+        model.end_iteration(current_iter)
         if len(waited) <= WARM_UP:
             log = model.get_current_log()  # waits for the device
             losses.append({name: value for name, value in log.items() if name.startswith('l_')})

@@ -11,11 +11,12 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import locked
 
+from .data_util import image_name
 from .shared import DatasetAround
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,6 @@ MOST_ATTEMPTS = 100  # of a sample
 BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
 # Of these the image is not the cause, and the next one would meet the same.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
-
-
-def image_error(path: str, message: str) -> UserError:
-    """The error of an image, or a pair, that cannot be used; ``filename`` tells as for OSError."""
-    error = UserError(message)
-    error.filename = path  # pyright: ignore[reportAttributeAccessIssue] (ValueError has a dict)
-    return error
 
 
 def is_bad_data(error: Exception) -> bool:
@@ -134,16 +128,24 @@ class BadItem(dict):
 
 
 class ReportedDataset(DatasetAround):
-    """A dataset whose images that cannot be read are items of the class BadItem."""
+    """A dataset of a validation: its items have a name, and unreadable images are BadItems."""
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return self.dataset[index]
+            item = self.dataset[index]
         except Exception as error:
             if isinstance(error, IndexError) or not is_bad_data(error):
                 raise
             path = str(getattr(error, 'filename', None) or '')
-            return BadItem(error=str(error) or type(error).__name__, path=path)
+            name = image_name(path, self._options) if path else ''
+            return BadItem(error=str(error) or type(error).__name__, path=path, name=name)
+        if isinstance(item, dict) and 'name' not in item and 'lq_path' in item:
+            item['name'] = image_name(item['lq_path'], self._options)
+        return item
+
+    @property
+    def _options(self) -> dict:
+        return getattr(self.dataset, 'opt', {})
 
 
 def collate_reported(items: list) -> Any:

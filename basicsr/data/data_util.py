@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.image_header import remarks
 from basicsr.utils.img_util import imfrombytes, img2tensor
 from basicsr.utils.misc import scandir
 from basicsr.utils.text import printable, some
 
-from .bad_images import image_error
 from .image_cache import open_cache
 from .shared import Pair, SaidOnce
 from .transforms import UPRIGHT, mod_crop, normalize, turn, turned_planes

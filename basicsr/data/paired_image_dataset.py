@@ -7,11 +7,10 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
-from .bad_images import image_error
 from .data_util import (
     ImageReader,
     check_distinct_names,

@@ -7,10 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.img_util import cv2
-
-from .bad_images import image_error
 
 Image = np.ndarray | Tensor
 

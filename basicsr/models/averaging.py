@@ -1,31 +1,31 @@
-"""Averages of a network's weights, among them such whose length is chosen after training.
+"""Averages of a network's weights: EMA, SWA and post-hoc EMA, behind one interface.
 
-Post-hoc EMA: Tero Karras, Miika Aittala, Jaakko Lehtinen, Janne Hellsten, Timo Aila, Samuli Laine,
-"Analyzing and Improving the Training Dynamics of Diffusion Models", CVPR 2024,
-https://arxiv.org/abs/2312.02696
-
-An average at iteration T weights the weights of iteration t by a profile (g + 1) t^g / T^(g + 1).
-Its length is the standard deviation of the profile as a share of T. From the averages of two
-lengths, stored now and then, those of other lengths are put together by least squares.
+SWA: Pavel Izmailov, Dmitrii Podoprikhin, Timur Garipov, Dmitry Vetrov, Andrew Gordon Wilson,
+"Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018,
+https://arxiv.org/abs/1803.05407. Post-hoc EMA: see ``posthoc``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, SequentialLR
+from torch.optim.swa_utils import SWALR, get_ema_multi_avg_fn, update_bn
 
-from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
+from basicsr.data import shard
+from basicsr.data.progressive import Schedule
+from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import UserError
-from basicsr.utils.text import some
-from basicsr.utils.wrong_weights import why_unusable
+from basicsr.utils.rng import seed_all
 
-_LONGEST = 12**-0.5  # the length of g = 0, where all iterations weigh alike
-# A profile that is met worse, as a share of its norm, is another average than the one asked for.
-_LARGEST_ERROR = 0.1
+from .posthoc import exponent
+
+logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -42,65 +42,123 @@ def copy_buffers(average: nn.Module, net: nn.Module) -> None:
         own.copy_(current)
 
 
-def exponent(length: float) -> float:
-    """The g of a length: the largest root of (g + 2)² (g + 3) length² = g + 1.
-
-    Raises:
-        ValueError: No profile with g >= 0 has this length.
-    """
-    if not 0 < length <= _LONGEST:
-        raise UserError(
-            f'the length of an average must be above 0 and at most {_LONGEST:.4f}, that of the '
-            f'plain mean over all iterations; got {length}.'
-        )
-    square = length**-2
-    return max(0.0, float(np.roots([1, 7, 16 - square, 12 - square]).real.max()))
-
-
-def profile_products(exponents: Any, ends: Any, others: Any, other_ends: Any) -> np.ndarray:
-    """Integrals over the products of two profiles each, given by their g and T; broadcast."""
-    exponents, ends, others, other_ends = map(np.asarray, (exponents, ends, others, other_ends))
-    later = np.where(ends >= other_ends, exponents, others)
-    last = np.maximum(ends, other_ends)
-    ratio = np.minimum(ends, other_ends) / last
-    return (exponents + 1) * (others + 1) * ratio**later / ((exponents + others + 1) * last)
-
-
-def shares_of_snapshots(
-    exponents: Sequence[float], ends: Sequence[float], length: float
-) -> tuple[np.ndarray, float]:
-    """Find the sum of snapshots that comes closest to the average of a length.
-
-    The shares add up to one, which the paper does not ask for: otherwise weights that do not move
-    would shrink where snapshots are few.
-
-    Args:
-        exponents, ends: g and T of each snapshot; the last T is that of the result.
-
-    Returns:
-        The shares, and the distance between both profiles divided by the norm of the wanted one.
-    """
-    wanted, times = exponent(length), np.asarray(ends) / ends[-1]
-    products = profile_products(np.reshape(exponents, (-1, 1)), times[:, None], exponents, times)
-    targets = profile_products(exponents, times, wanted, 1.0)
-    count = len(times)
-    system = np.ones((count + 1, count + 1))  # with Lagrange's multiplier for the sum
-    system[:count, :count], system[count, count] = products, 0
-    shares = np.linalg.lstsq(system, np.append(targets, 1), rcond=None)[0][:count]
-    norm = profile_products(wanted, 1.0, wanted, 1.0)
-    square = 1 + (shares @ products @ shares - 2 * shares @ targets) / norm
-    return shares, float(np.sqrt(max(square, 0)))
-
-
-class PowerAverages:
-    """Averages of a network with power-function profiles, for ``train.posthoc_ema``.
-
-    Args:
-        lengths: Of the averages.
-        copy_network: Makes a copy of the network.
+class Average:
+    """An average of the weights of one network.
 
     Attributes:
-        networks: One for each length, on the network's device.
+        networks: What it consists of, on the network's device.
+        key: Under which ``weights`` stand in the file of the network.
+    """
+
+    key = ''
+
+    def __init__(self, networks: list[nn.Module]):
+        self.networks = networks
+
+    @property
+    def weights(self) -> nn.Module | None:
+        """The network to be saved beside the trained one; None if there is none, or not yet."""
+        return None
+
+    def update(self, net: nn.Module, iteration: int) -> None:
+        """Take in the weights after an iteration, counted from 1; none may be left out."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs besides the file of the network."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+
+
+class ExponentialAverage(Average):
+    """``train.ema_decay``: each iteration moves it towards the trained weights.
+
+    Args:
+        network: A copy of the network.
+        decay: Of an iteration.
+        warmup: Whether the decay is lower at first, (1 + n) / (10 + n) at iteration n: so early
+            the average would mostly be of the first weights.
+    """
+
+    key = 'params_ema'
+
+    def __init__(self, network: nn.Module, decay: float, warmup: bool = False):
+        super().__init__([network])
+        self.decay, self.warmup = decay, warmup
+
+    @property
+    def weights(self) -> nn.Module:
+        return self.networks[0]
+
+    def update(self, net: nn.Module, iteration: int) -> None:
+        early = (1 + iteration) / (10 + iteration)
+        move_average(self.weights, net, min(self.decay, early) if self.warmup else self.decay)
+
+
+class StochasticAverage(Average):
+    """``train.swa``: the mean of the weights after every so many iterations.
+
+    Args:
+        network: A copy of the network.
+        options: All of ``train.swa``.
+        total_iter: Iterations of the run.
+
+    Attributes:
+        start: The first iteration whose weights enter.
+        count: How many weights have entered.
+    """
+
+    key = 'params_swa'
+
+    def __init__(self, network: nn.Module, options: Mapping[str, Any], total_iter: int):
+        super().__init__([network])
+        self.start = _first_iteration(options['start'], total_iter)
+        self.every, self.bn_batches = options['every'], options['bn_batches']
+        self.count = 0
+
+    @property
+    def network(self) -> nn.Module:
+        return self.networks[0]
+
+    @property
+    def weights(self) -> nn.Module | None:
+        return self.network if self.count else None
+
+    def update(self, net: nn.Module, iteration: int) -> None:
+        if iteration < self.start:
+            return
+        if (iteration - self.start) % self.every == 0:
+            move_average(self.network, net, self.count / (self.count + 1))
+            self.count += 1
+        else:
+            copy_buffers(self.network, net)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {'count': self.count, 'params': dict(self.network.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state['params'])
+        self.count = state['count']
+
+
+def _first_iteration(start: int | float, total_iter: int) -> int:
+    first = max(1, round(start * total_iter)) if start < 1 else int(start)
+    if first > total_iter or (start >= 1 and first != start):
+        raise UserError(
+            f'train.swa.start is {start}: give a share of the run below 1, or a whole iteration up '
+            f'to train.total_iter, {total_iter}.'
+        )
+    return first
+
+
+class PowerAverages(Average):
+    """``train.posthoc_ema``: averages with power-function profiles, stored in snapshots.
+
+    Args:
+        lengths: Of the averages, one network each.
+        copy_network: Makes a copy of the network.
     """
 
     def __init__(self, lengths: Sequence[float], copy_network: Callable[[], nn.Module]):
@@ -113,14 +171,14 @@ class PowerAverages:
         except ValueError as error:
             raise UserError(f'train.posthoc_ema: {error}') from error
         self.lengths = list(lengths)
-        self.networks = [copy_network() for _ in lengths]
+        super().__init__([copy_network() for _ in lengths])
 
     def update(self, net: nn.Module, iteration: int) -> None:
-        """Take in the weights after an iteration, counted from 1; none may be left out."""
         for g, average in zip(self._exponents, self.networks, strict=True):
             move_average(average, net, (1 - 1 / iteration) ** (g + 1))
 
     def state_dict(self) -> dict[str, Any]:
+        """What is written for ``basicsr average`` and for a resume."""
         return {
             'lengths': self.lengths,
             'averages': [dict(network.state_dict()) for network in self.networks],
@@ -137,169 +195,113 @@ class PowerAverages:
             network.load_state_dict(average)
 
 
-def snapshot_file(models: str | Path, iteration: int) -> Path:
-    """Where the averages of an iteration are stored, given the folder of networks."""
-    return Path(models) / f'averages_{iteration}.pth'
-
-
-def load_snapshot(models: str | Path, iteration: int) -> dict[str, Any]:
-    """Read the averages from which a run with ``train.posthoc_ema`` goes on."""
-    file = snapshot_file(models, iteration)
-    if not file.is_file():
-        raise FileNotFoundError(
-            f'train.posthoc_ema: no {file}. Its averages begin with the first iteration: put the '
-            'file back, or leave the option out.'
-        )
-    content = load_checkpoint(file)
-    if not _is_snapshot(content):
-        raise UserError(f'{file} does not hold averages of train.posthoc_ema.')
-    return content
-
-
-def _is_snapshot(content: Any) -> bool:
-    if not isinstance(content, dict):
-        return False
-    lengths, averages, buffers = (content.get(key) for key in ('lengths', 'averages', 'buffers'))
-    return (
-        all(isinstance(value, list) for value in (lengths, averages, buffers))
-        and all(isinstance(length, int | float) for length in lengths)
-        and len(lengths) == len(averages) > 0
-        and all(isinstance(average, Mapping) for average in averages)
-        and all(
-            isinstance(value, Tensor) and not why_unusable(name, value)
-            for average in averages
-            for name, value in average.items()
-        )
-    )
-
-
-def write_averages(
-    experiment: str | Path,
-    lengths: Sequence[float],
-    target: str | Path,
-    iteration: int | None = None,
-) -> list[str]:
-    """Put averages together from the snapshots of a run, and write them as networks.
+def let_swa_take_over(
+    schedulers: list[Any], optimizer: Optimizer, options: Mapping[str, Any], start: int
+) -> None:
+    """Have the rates of an optimizer change over to ``train.swa.lr`` after iteration ``start``.
 
     Args:
-        experiment: Folder of the run, such as ``experiments/x``.
-        lengths: Of the averages.
-        target: File of the result; of several lengths, each is appended to its name.
-        iteration: At which the averages end; default: that of the last snapshot.
-
-    Returns:
-        For each file, a line that says what it is made of.
-
-    Raises:
-        FileNotFoundError: No such snapshots.
-        ValueError: They do not belong together, or give no average of that length.
+        schedulers: Of all optimizers; that of this one, if any, ends at ``start``.
     """
-    models = Path(experiment) / 'models'
-    files = _targets(Path(target), lengths)
-    iterations = _iterations(models, iteration)
-    newest = load_snapshot(models, iterations[-1])
-    exponents = [exponent(length) for _ in iterations for length in newest['lengths']]
-    ends = [end for end in iterations for _ in newest['lengths']]
-    fits = [_fit(exponents, ends, length) for length in lengths]
-    shares = np.array([shares for shares, _ in fits]).reshape(len(lengths), len(iterations), -1)
-    states = _add_up(models, iterations, newest, shares)
-    lines = []
-    for file, length, state, (_, error) in zip(files, lengths, states, fits, strict=True):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint({'params_ema': state}, file)
-        lines.append(
-            f'{file}: length {length:g} at iteration {iterations[-1]}, from {len(iterations)} '
-            f'snapshots since {iterations[0]}; the profile is met up to {error:.2%}'
+    index = next((i for i, s in enumerate(schedulers) if s.optimizer is optimizer), None)
+    before = ConstantLR(optimizer, factor=1) if index is None else schedulers[index]
+    if isinstance(before, SequentialLR | ChainedScheduler):  # torch would begin it a second time
+        raise UserError(
+            f'train.swa.lr cannot take over from a {type(before).__name__}: leave lr out, and let '
+            'train.scheduler itself end with the rate for SWA.'
         )
-    return lines
+    after = SWALR(optimizer, options['lr'], options['anneal_iters'], options['anneal'])
+    both = SequentialLR(optimizer, [before, after], [start])
+    if index is None:
+        schedulers.insert(0, both)
+    else:
+        schedulers[index] = both
 
 
-def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
-    """The file for each length; none of them exists."""
-    if target.suffix not in ('.pth', '.safetensors'):
-        raise UserError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
-    files = [target]
-    if len(lengths) > 1:
-        files = [target.with_name(f'{target.stem}_{x:g}{target.suffix}') for x in lengths]
-    if len(set(files)) < len(files):
-        raise UserError(f'two of the lengths {lengths} are the same file: give each once.')
-    for file in files:
-        if file.exists():
-            raise FileExistsError(f'{file} exists: remove it, or give another name (-o).')
-    return files
+def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], schedule: Schedule) -> None:
+    """Let the batch norms of averaged networks take their statistics from training batches.
 
+    Those of the trained network belong to other weights. Every rank has to call it.
 
-def drop_later_snapshots(models: str | Path, iteration: int) -> None:
-    """Remove the averages of a run beyond the iteration that it is resumed at.
-
-    They are of other weights than those that follow now.
+    Args:
+        batches: The training batches after the last step.
+        schedule: Of the batches of all ranks.
     """
-    for file in Path(models).glob('averages_*.pth'):
-        number = file.stem.removeprefix('averages_')
-        if number.isdigit() and int(number) > iteration:
-            file.unlink()
+    for label, averages in model.averages.items():
+        for average in averages:
+            if isinstance(average, StochasticAverage):
+                _finish_swa(model, label, average, batches, schedule)
 
 
-def _iterations(models: Path, last: int | None) -> list[int]:
-    """Iterations of the snapshots up to ``last``, in order."""
-    names = (file.stem.removeprefix('averages_') for file in models.glob('averages_*.pth'))
-    found = sorted(int(name) for name in names if name.isdigit())
-    if not found:
-        raise FileNotFoundError(f'no averages_*.pth in {models}: train with train.posthoc_ema.')
-    if last is None:
-        return found
-    if last not in found:
-        raise FileNotFoundError(
-            f'no {snapshot_file(models, last)}; there are those of {some(list(map(str, found)))}.'
-        )
-    return [iteration for iteration in found if iteration <= last]
+def _finish_swa(
+    model: Any,
+    label: str,
+    swa: StochasticAverage,
+    batches: Iterator[Mapping[str, Any]],
+    schedule: Schedule,
+) -> None:
+    if swa.count == 0:
+        logger.warning('train.swa: no weights have entered the average; it is not written.')
+        return
+    if swa.bn_batches == 0 or not _learns_statistics(model.network(label)):
+        return
+    logger.info('SWA: statistics of batch norms from %d batches.', swa.bn_batches)
+    update_bn(_inputs(model, label, swa.bn_batches, batches, schedule), swa.network)
+    world_size = get_dist_info()[1]
+    if world_size == 1:
+        return
+    norms: list[Any] = [module for module in swa.network.modules() if _has_statistics(module)]
+    for norm in norms:
+        for statistic in (norm.running_mean, norm.running_var):
+            dist.all_reduce(statistic)
+            statistic /= world_size
 
 
-def _fit(
-    exponents: Sequence[float], ends: Sequence[int], length: float
-) -> tuple[np.ndarray, float]:
-    shares, error = shares_of_snapshots(exponents, ends, length)
-    if error <= _LARGEST_ERROR:
-        return shares, error
-    others = np.arange(1, 29) / 100
-    good = [
-        f'{x:g}' for x in others if shares_of_snapshots(exponents, ends, x)[1] <= _LARGEST_ERROR
-    ]
-    raise UserError(
-        f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots; '
-        f'lengths that they give: {", ".join(good) or "none"}. Choose one of these, or store '
-        'snapshots more often (logger.save_checkpoint_freq).'
-    )
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.track_running_stats
 
 
-def _add_up(
-    models: Path, iterations: Sequence[int], newest: Mapping[str, Any], shares: np.ndarray
-) -> list[dict[str, Tensor]]:
-    """The networks of each row of ``shares``, (number, snapshots, averages of a snapshot)."""
-    buffers, like = set(newest['buffers']), newest['averages'][0]
-    sums = [
-        {name: torch.zeros_like(value).double() for name, value in like.items()} for _ in shares
-    ]
-    for position, iteration in enumerate(iterations):
-        file = snapshot_file(models, iteration)
-        snapshot = load_snapshot(models, iteration)
-        if snapshot['lengths'] != newest['lengths'] or _shapes(snapshot) != _shapes(newest):
-            raise UserError(
-                f'{file} is of another network, or of other lengths, than that of iteration '
-                f'{iterations[-1]}: move the files of another run away.'
-            )
-        for index, average in enumerate(snapshot['averages']):
-            for total, row in zip(sums, shares, strict=True):
-                for name in average.keys() - buffers:
-                    total[name] += row[position, index] * average[name]
-    return [
-        {
-            name: value if name in buffers else total[name].to(value.dtype)
-            for name, value in like.items()
-        }
-        for total in sums
-    ]
+def _learns_statistics(net: nn.Module) -> bool:
+    """Whether there are batch norms, and none of them frozen."""
+    norms = [module for module in net.modules() if _has_statistics(module)]
+    return bool(norms) and all(norm.training for norm in norms)
 
 
-def _shapes(snapshot: Mapping[str, Any]) -> list[dict[str, torch.Size]]:
-    return [{n: value.shape for n, value in state.items()} for state in snapshot['averages']]
+def _inputs(
+    model: Any,
+    label: str,
+    count: int,
+    batches: Iterator[Mapping[str, Any]],
+    schedule: Schedule,
+) -> Iterator[Tensor]:
+    first = model.opt['train']['total_iter'] + 1
+    for number in range(first, first + count):
+        model.samples_seen += schedule.batch_size(number)
+        seed_all(model.opt['manual_seed'], get_dist_info()[0], number)
+        model.feed_data(next(batches))
+        yield model.input_of(label)
+
+
+def validate_swa(model: Any, dataloader: Any, current_iter: int, tb_logger: Any) -> None:
+    """Score the averaged networks, if there are any, as the set ``<name> (SWA)``.
+
+    Its images are not written.
+    """
+    averaged = {
+        f'net_{label}_ema': average.weights
+        for label, averages in model.averages.items()
+        for average in averages
+        if isinstance(average, StochasticAverage) and average.weights is not None
+    }
+    if not averaged:
+        return
+    # Validation loops restore with net_g_ema, if the model has it.
+    before = {key: value for key, value in vars(model).items() if key in averaged}
+    vars(model).update(averaged)
+    try:
+        name = f'{dataloader.dataset.opt["name"]} (SWA)'
+        model.validation(shard(dataloader, 0, 1, name), current_iter, tb_logger)
+    finally:
+        for key in averaged:
+            delattr(model, key)
+        vars(model).update(before)

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr_scheduler
 
+from basicsr.data import gpus_per_process
+from basicsr.data.progressive import Schedule
+from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import argument_problems, building, import_name
 from basicsr.utils.text import did_you_mean
@@ -196,6 +200,54 @@ def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def described_optimizer(
+    opt: Mapping[str, Any], key: str, nets: Mapping[str, nn.Module]
+) -> tuple[str, list[dict], dict[str, Any]]:
+    """Name, parameter groups and other arguments of the optimizer ``train.<key>``.
+
+    Args:
+        opt: All options.
+        nets: Networks to train, by label.
+    """
+    options = dict(opt['train'].get(key) or {})
+    if problems := optimizer_problems(options):
+        raise UserError(f'train.{key}: {" ".join(problems)}')
+    name = options.pop('type')
+    net = next(iter(nets.values())) if len(nets) == 1 else nn.ModuleDict(nets)
+    frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
+    if frozen:
+        logger.warning('Params %s will not be optimized.', ', '.join(frozen))
+    groups, options = parameter_groups(net, options)
+    if isinstance(options.get('others'), dict):
+        options['others'] = dict(options['others'])
+    factor = learning_rate_factor(opt)
+    for described in (options, options.get('others') or {}, *groups):
+        if 'lr' in described:
+            described['lr'] *= factor
+    return name, groups, options
+
+
+def check_group_arguments(optimizer: Optimizer, groups: list[dict], key: str) -> None:
+    """Refuse groups of ``train.<key>`` with an argument that their optimizer does not have."""
+    given = {argument for group in groups for argument in group}
+    for unknown in given - {'params', *optimizer.defaults}:
+        if optimizer.defaults:  # of several there are none
+            hint = did_you_mean(unknown, optimizer.defaults)
+            raise UserError(f"train.{key}: groups have no argument '{unknown}'{hint}")
+
+
+def learning_rate_factor(opt: Mapping[str, Any]) -> float:
+    """What ``train.scale_lr`` multiplies the learning rates by, for this run's batch."""
+    rule = opt['train'].get('scale_lr')
+    if not rule:
+        return 1.0
+    gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * get_dist_info()[1]
+    ratio = Schedule(opt['datasets']['train'], gpus=gpus).batch_size(1) / rule['batch']
+    factor = math.sqrt(ratio) if rule['rule'] == 'sqrt' else ratio
+    logger.info('Learning rates are multiplied by %g (train.scale_lr).', factor)
+    return factor
+
+
 def _parts(options: Mapping[str, Any]) -> list[Any]:
     """The sections of an optimizer's options that may have a learning rate of their own."""
     groups = options.get('groups')
@@ -297,6 +349,29 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
             return schedule(optimizer, **options)
     except (TypeError, ValueError) as error:
         raise type(error)(f'{error}, while building {name} from {options}') from error
+
+
+def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Module]) -> None:
+    """Refuse entries of ``train.freeze`` that no parameter of the networks is meant by."""
+    names = [name for net in nets.values() for name, _ in net.named_parameters()]
+    for rule in rules:
+        try:
+            found = any(re.search(rule['pattern'], name) for name in names)
+        except re.error as error:
+            raise UserError(f"train.freeze: pattern '{rule['pattern']}': {error}.") from error
+        if not found:
+            raise UserError(f"train.freeze: no parameter has '{rule['pattern']}' in its name.")
+
+
+def warn_of_early_end(options: Mapping[str, Any], total_iter: int) -> None:
+    """Say if the periods of a schedule end before the run."""
+    last = sum(options.get('periods', []))
+    if 0 < last < total_iter:
+        logger.warning(
+            'train.scheduler: the periods end after %d of %d iterations; from there on the '
+            'learning rate stays at its minimum.',
+            *(last, total_iter),
+        )
 
 
 def scheduler_problems(options: Mapping[str, Any]) -> list[str]:

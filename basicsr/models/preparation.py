@@ -3,15 +3,17 @@
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -56,27 +58,30 @@ def use_channels_last(net: nn.Module) -> None:
     net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-def channels_last_is_faster(net: nn.Module, lq: Tensor, autocast: AbstractContextManager) -> bool:
+def channels_last_is_faster(
+    net: nn.Module, inputs: Sequence[Any], autocast: AbstractContextManager
+) -> bool:
     """Whether forward and backward passes take at least 3 % less time so, measured in turn.
 
     Weights, buffers and generators are as before afterwards; there are no gradients.
 
     Args:
         net: Without wrapper, in the usual layout.
-        lq: A batch, (b, c, h, w).
+        inputs: Its arguments; images (b, c, h, w) among them change their layout.
         autocast: Context of the forward pass.
     """
     buffers = [buffer.clone() for buffer in net.buffers()]
     layouts = (torch.contiguous_format, torch.channels_last)
     seconds: dict[torch.memory_format, list[float]] = {layout: [] for layout in layouts}
-    with torch.random.fork_rng([lq.device] if lq.is_cuda else []):
+    devices = {value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda}
+    with torch.random.fork_rng(devices):
         for _ in range(_TRIALS):  # in turn, so that whatever else happens meets both
             for layout in layouts:
                 net.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-                images = lq.to(memory_format=layout)
-                _pass_through(net, images, autocast)  # chooses kernels, allocates
+                arguments = [_in_layout(value, layout) for value in inputs]
+                _pass_through(net, arguments, autocast)  # chooses kernels, allocates
                 begin = time.perf_counter()
-                _pass_through(net, images, autocast)
+                _pass_through(net, arguments, autocast)
                 seconds[layout].append(time.perf_counter() - begin)
     net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
     net.zero_grad()
@@ -87,12 +92,40 @@ def channels_last_is_faster(net: nn.Module, lq: Tensor, autocast: AbstractContex
     return last < 0.97 * usual
 
 
-def _pass_through(net: nn.Module, images: Tensor, autocast: AbstractContextManager) -> None:
+def _in_layout(value: Any, layout: torch.memory_format) -> Any:
+    is_image = isinstance(value, Tensor) and value.ndim == 4
+    return value.to(memory_format=layout) if is_image else value
+
+
+def _pass_through(net: nn.Module, inputs: list[Any], autocast: AbstractContextManager) -> None:
     with autocast:
-        output = net(images)
-    output.float().mean().backward()
-    if images.is_cuda:
+        output = net(*inputs)
+    parts = [output] if isinstance(output, Tensor) else output
+    total: Any = sum(part.float().mean() for part in parts if isinstance(part, Tensor))
+    total.backward()
+    if total.is_cuda:
         torch.cuda.synchronize()
+
+
+def wrapped(net: nn.Module, opt: Mapping[str, Any], device: torch.device) -> nn.Module:
+    """A network for several processes, or several GPUs of one; else as it is."""
+    if opt['dist'] and any(p.requires_grad for p in net.parameters()):
+        # It would sort the gradients anew after its first step, that of a resume as well; and sums
+        # of three numbers or more depend on where these stand.
+        exact = opt.get('deterministic') and get_dist_info()[1] > 2
+        return DistributedDataParallel(
+            net,
+            device_ids=[torch.cuda.current_device()] if device.type == 'cuda' else None,
+            find_unused_parameters=bool(opt.get('find_unused_parameters') or exact),
+        )
+    if opt['num_gpu'] > 1 and not opt['dist']:
+        logger.info(
+            'DataParallel on %d GPUs; one process per GPU is faster: torchrun --nproc_per_node=%d '
+            'basicsr/train.py -opt FILE',
+            *(opt['num_gpu'], opt['num_gpu']),
+        )
+        return DataParallel(net, device_ids=list(range(opt['num_gpu'])))
+    return net
 
 
 def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
@@ -193,3 +226,18 @@ def _checkpointed(block_class: type[nn.Module]) -> type[nn.Module]:
 
     Checkpointed.__name__ = Checkpointed.__qualname__ = block_class.__name__
     return Checkpointed
+
+
+def warn_of_own_step(model: Any) -> None:
+    """Say which options have no effect on a model that makes its steps itself."""
+    train_opt = model.opt['train']
+    names = [n for n in ('amp', 'clip_grad_norm', 'clip_grad_value', 'freeze') if train_opt.get(n)]
+    names += ['channels_last: auto'] if model.channels_last is None else []
+    names += ['accumulate'] if model.stepper.accumulate > 1 else []
+    names += ['on_nonfinite: skip'] if model.stepper.policy == 'skip' else []
+    if names:
+        logger.warning(
+            '%s has an optimize_parameters of its own, which does not call self.step(): train.%s '
+            'have no effect.',
+            *(type(model).__name__, ', train.'.join(names)),
+        )

@@ -22,8 +22,6 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
     plain one, and losses of ``train.losses`` what the pixel loss does.
     """
 
-    batch_tensors = ('lq', 'gt', 'gt_usm')
-
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is not None:
             raise UserError(
@@ -31,6 +29,7 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
                 'gan_gt_usm.'
             )
         super()._check_options(opt)
+        self._sharpened: tuple[Tensor, Tensor] | None = None
         self.sharpens = {
             'pix': opt.get('l1_gt_usm', True),
             'percep': opt.get('percep_gt_usm', True),
@@ -38,12 +37,9 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
             'ldl': False,
         }
 
-    def optimize_parameters(self, current_iter: int) -> None:
-        self.gt_usm = self.usm_sharpener(self.gt)
-        super().optimize_parameters(current_iter)
-
     def target(self, loss: str) -> Tensor:
         if not self.sharpens.get(loss, self.sharpens['pix']):
             return self.gt
-        # Outside a step it is made when it is asked for.
-        return self.gt_usm if hasattr(self, 'gt_usm') else self.usm_sharpener(self.gt)
+        if self._sharpened is None or self._sharpened[0] is not self.gt:  # once a micro-batch
+            self._sharpened = self.gt, self.usm_sharpener(self.gt)
+        return self._sharpened[1]

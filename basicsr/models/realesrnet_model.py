@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -167,11 +167,10 @@ class BlindDegradation(BaseModel):
         if self.pool is not None:
             self.lq, self.gt = self.pool.exchange(self.lq, self.gt)
 
-    def try_batch(self, data: Mapping[str, Any]) -> None:
-        kept = self.pool, self.log_recipes
-        self.pool, self.log_recipes = None, False
-        super().try_batch(data)
-        self.pool, self.log_recipes = kept
+    def trial_copy(self) -> Self:
+        copy = super().trial_copy()
+        copy.pool, copy.log_recipes = None, False
+        return copy
 
     @torch.no_grad()
     def _degrade(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def restore(
         run = partial(_padded, run, scale, multiple)
         if frames is not None:
             run = partial(_in_chunks, run, frames, frame_overlap)
-        return _ensemble(run, lq) if ensemble else run(lq)
+        return self_ensemble(run, lq) if ensemble else run(lq)
 
 
 @contextmanager
@@ -202,7 +202,8 @@ def _in_chunks(run: Restorer, frames: int, overlap: int, clip: Tensor) -> Tensor
     return torch.cat(parts, 1)
 
 
-def _ensemble(run: Restorer, lq: Tensor) -> Tensor:
+def self_ensemble(run: Restorer, lq: Tensor) -> Tensor:
+    """The mean over what ``run`` makes of the eight flips and rotations of images or clips."""
     outputs = []
     for turns in range(4):
         for flip in (False, True):

@@ -8,13 +8,12 @@ Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from basicsr.archs import build_network
 from basicsr.data.progressive import crop_sizes
 from basicsr.losses.loss_util import get_refined_artifact_map
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
@@ -51,11 +50,8 @@ class SRGANModel(SRModel):
                 f'network_d.num_in_ch is {judged}, but network_g makes images of {made} channels '
                 '(num_out_ch): make the two equal.'
             )
-        self.net_d = self.model_to_device(build_network(self.opt['network_d']))
-        self.print_network(self.net_d)
-        self._load_pretrained(self.net_d, 'd', self.opt['path'].get('param_key_d', 'params'))
+        self.add_network('d')
         self._check_size_of_patches()
-        self.net_d.train()
         self.net_d_iters = self.opt['train'].get('net_d_iters', 1)
         self.net_d_init_iters = self.opt['train'].get('net_d_init_iters', 0)
         for name, lowest in (('net_d_iters', 1), ('net_d_init_iters', 0)):
@@ -98,21 +94,20 @@ class SRGANModel(SRModel):
 
     def setup_optimizers(self) -> None:
         super().setup_optimizers()
-        self.optimizer_d = self._optimizer_of(self.net_d, 'optim_d')
-        self.optimizers.append(self.optimizer_d)
+        self.add_optimizer('d')
 
     def optimize_parameters(self, current_iter: int) -> None:
         if current_iter % self.net_d_iters == 0 and current_iter > self.net_d_init_iters:
-            losses = self.step('g', self.net_g, self.optimizer_g, self.restore_and_compare)
-            self.g_losses = self.reduce_loss_dict(losses)
+            self.g_losses = self.step('g', self.restore_and_compare)
         else:
-            for _ in self.parts(self.net_g):
+            for _ in self.parts('g'):
                 with torch.no_grad(), self.autocast():
                     self.output = self.net_g(self.lq)
-        d_losses = self._step_discriminator()
+        self.output = self.output.detach()
+        d_losses = self.step('d', self.discriminate)
         # The generator's last losses are shown where it was not trained.
-        self.log_dict = self.reduce_loss_dict({**self.g_losses, **d_losses})
-        self.update_ema()
+        self.log_dict = OrderedDict({**self.g_losses, **d_losses})
+        self.update_averages(current_iter)
 
     def restore_and_compare(self) -> OrderedDict[str, Tensor]:
         losses = super().restore_and_compare()
@@ -122,35 +117,12 @@ class SRGANModel(SRModel):
             losses['l_g_gan'] = self.g_gan_loss(net_d)
         return losses
 
-    def _step_discriminator(self) -> OrderedDict[str, Tensor]:
-        self.output = self.output.detach()
-        totals: OrderedDict[str, Tensor] = OrderedDict()
-
-        def gradients() -> Tensor:
-            self.optimizer_d.zero_grad()
-            totals.clear()
-            for share in self.parts(self.net_d, 'output'):
-                for name, value in self._discriminator_gradients(share).items():
-                    totals[name] = totals.get(name, 0) + share * value.detach()
-            return totals['l_d_real'] + totals['l_d_fake']
-
-        norms = self.minimise('d', self.optimizer_d, gradients)
-        return OrderedDict(totals, **norms)
-
-    def _discriminator_gradients(self, share: float) -> dict[str, Tensor]:
-        """Add the gradients of both losses; returns them and the mean answers."""
-        with self.autocast():
-            l_d_real, real_pred = self.d_real_loss()
-        self.precision.backward(share * l_d_real, 'd')
-        with self.autocast():
-            l_d_fake, fake_pred = self.d_fake_loss(real_pred.detach())
-        self.precision.backward(share * l_d_fake, 'd')
-        return {
-            'l_d_real': l_d_real,
-            'out_d_real': real_pred.mean(),
-            'l_d_fake': l_d_fake,
-            'out_d_fake': fake_pred.mean(),
-        }
+    def discriminate(self) -> Iterator[dict[str, Tensor]]:
+        """The losses of ``net_d`` on real images and then on ``output``, with its mean logits."""
+        loss, real_pred = self.d_real_loss()
+        yield {'l_d_real': loss, 'out_d_real': real_pred.detach().mean()}
+        loss, fake_pred = self.d_fake_loss(real_pred.detach())
+        yield {'l_d_fake': loss, 'out_d_fake': fake_pred.detach().mean()}
 
     def g_gan_loss(self, net_d: Any) -> Tensor:
         """How far the discriminator, whose weights are fixed, is from taking ``output`` as real."""
@@ -173,10 +145,6 @@ class SRGANModel(SRModel):
             averaged = self.net_g_ema(self.lq)
         weight = get_refined_artifact_map(gt, self.output, averaged, _LDL_WINDOW)
         return cri_ldl(weight * self.output, weight * gt)
-
-    def save(self, epoch: int, current_iter: int) -> None:
-        self.save_network(self.net_d, 'net_d', current_iter)
-        super().save(epoch, current_iter)
 
     def extra_state(self) -> dict[str, Any]:
         """The generator's last losses, of all ranks: the log shows them until it is trained."""

@@ -4,15 +4,19 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from basicsr.data.bad_images import BadItem, is_bad_data
 from basicsr.data.prefetch_dataloader import images_to_float
 from basicsr.data.progressive import crop_sizes
 from basicsr.metrics import calculate_metric
-from basicsr.models.sr_model import explained, needs_reference
+from basicsr.metrics.metric import find_metric, is_set_metric, needs_reference
+from basicsr.models.sr_model import SRModel
 from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import tensor2img
@@ -22,11 +26,28 @@ from basicsr.utils.registry import METRIC_REGISTRY
 from basicsr.utils.rng import seeded
 from basicsr.utils.text import some
 
+from .option_checks import check_unread
+
 logger = logging.getLogger(__name__)
 
 _SAMPLES = 2  # of a batch: kernels that are compiled treat a single one in a way of its own
 _MOST = 10  # samples that are tried where some may be bad
 _MOST_LOOKED_AT = 1000  # images of a validation set
+
+
+def check_run(model: Any, loaders: Any) -> None:
+    """Find mistakes of options and data that show only now, before any folder is touched."""
+    check_unread(model.opt)
+    try_training_batches(model, loaders.train)
+    look_through(model.opt, loaders.val)
+    try_metrics(model.opt, loaders.val)
+    val_freq = (model.opt['val'] or {}).get('val_freq')
+    if val_freq and not loaders.val and not model.draws_samples:
+        logger.warning(
+            'val.val_freq: there is no validation set, and %s draws no samples: nothing is '
+            'validated.',
+            type(model).__name__,
+        )
 
 
 def try_training_batches(model: Any, loader: Any) -> None:
@@ -57,7 +78,71 @@ def _try_batch(model: Any, loader: Any, samples: Iterator[Any]) -> None:
         if chosen:
             has_own = model.opt['datasets']['train'].get('collate_fn') is not None
             batch = (loader.collate_fn if has_own else default_collate)(chosen)
-            model.try_batch(images_to_float(batch))
+            try_batch(model, images_to_float(batch))
+
+
+@torch.no_grad()
+def try_batch(model: Any, data: Mapping[str, Any]) -> None:
+    """Restore a batch and compute its losses, without a step and without a trace in the model.
+
+    Models other than those of this package have their own ways with a batch: they are left alone.
+
+    Raises:
+        ValueError: The network cannot restore images of this size, gives others than the ground
+            truth, or a loss cannot compare them.
+    """
+    hooks = (type(model).feed_data, type(model).optimize_parameters)
+    is_ours = all(hook.__module__.startswith('basicsr.') for hook in hooks)
+    if not (is_ours and isinstance(model, SRModel)):
+        return
+    nets = [(net, net.training) for net in model.trained_networks().values()]
+    trial = model.trial_copy()  # which has the attributes of the batch
+    try:
+        for net, _ in nets:
+            net.eval()
+        with model.uncompiled(), model.autocast():
+            trial.feed_data(data)
+            _try_losses(trial)
+    finally:
+        for net, was_training in nets:
+            net.train(was_training)
+
+
+def _try_losses(model: SRModel) -> None:
+    size = f'{model.lq.shape[-1]}x{model.lq.shape[-2]}'
+    where = f'the first batch (LQ {size}, {model.lq.shape[1]} channels)'
+    net = model.get_bare_model(model.net_g)
+    with explained(f'network_g ({type(net).__name__}) cannot restore {where}'):
+        output = net(model.lq)
+    if output.shape != model.gt.shape:
+        raise UserError(
+            f'network_g ({type(net).__name__}) makes images of {_size(output)} from {where}, and '
+            f'the GT has {_size(model.gt)}: {_advice_on_sizes(model.opt)}'
+        )
+    with explained(f'the losses cannot be computed of {where} and GT {_size(model.gt)}'):
+        model.restore_and_compare()
+
+
+def _advice_on_sizes(opt: Mapping[str, Any]) -> str:
+    upscale, scale = opt['network_g'].get('upscale'), opt.get('scale')
+    if upscale is not None and upscale != scale:
+        return f'network_g.upscale is {upscale}, and scale is {scale}; make the two equal.'
+    return 'look at the arguments of network_g, and at scale and gt_size.'
+
+
+def _size(images: Tensor) -> str:
+    return f'{images.shape[-1]}x{images.shape[-2]} with {images.shape[1]} channels'
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Within the block errors about shapes and values say ``what`` has failed."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        raise UserError(f'{what}: {error}') from error
 
 
 def _usable_samples(dataset: Any) -> Iterator[Any]:
@@ -83,7 +168,7 @@ def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
             continue
         image = tensor2img([data['gt']])
         for name, options in metrics.items():
-            if not METRIC_REGISTRY.is_users(options['type']):
+            if not (METRIC_REGISTRY.is_users(options['type']) or is_set_metric(options)):
                 with explained(f'val.metrics.{name} of {data.get("gt_path", data["lq_path"])}'):
                     calculate_metric({'img': image, 'img2': image}, options)
 
@@ -125,7 +210,7 @@ def _check_best(opt: Mapping[str, Any], dataset: Any) -> None:
         return
     if len(dataset) == 0:
         raise UserError(f'logger.keep_best goes by {name}, and that set is empty.')
-    metric, item = METRIC_REGISTRY.get(opt['val']['metrics'][best['metric']]['type']), dataset[0]
+    metric, item = find_metric(opt['val']['metrics'][best['metric']]['type']), dataset[0]
     if needs_reference(metric) and not isinstance(item, BadItem) and 'gt' not in item:
         raise UserError(
             f'logger.keep_best goes by {best["metric"]}, which compares with the GT, and the '

@@ -8,6 +8,7 @@ https://arxiv.org/abs/2204.02311, sec. 5.1.
 import gc
 import logging
 import math
+import shlex
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -75,7 +76,7 @@ class Guard:
         self.model = model
         self._start_iter, self._begin = start_iter, begin
         self.writer = writer
-        self.watch = model.precision.watch
+        self._stepper = model.stepper
         self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
         self._pending: deque[_Iteration] = deque()
         # Such as masks with -inf, which stay so.
@@ -96,7 +97,7 @@ class Guard:
             FloatingPointError: With 'stop', or where another policy has been of no help.
         """
         model, found = self.model, self._found()
-        names = [name for name in model.batch_tensors if hasattr(model, name)]
+        batch = {name: getattr(model, name, None) for name in model.batch_tensors}
         about = {key: data[key] for key in _TEXTS if key in data}
         about['recipe'] = getattr(model, 'recipes', about.get('recipe'))
         copied = None
@@ -107,7 +108,7 @@ class Guard:
             current_iter,
             model.samples_seen,
             about,
-            {name: getattr(model, name) for name in names},
+            {name: value for name, value in batch.items() if isinstance(value, Tensor)},
             model.log_dict,
             found,
             copied,
@@ -127,7 +128,7 @@ class Guard:
             if finite and _on_any_rank(torch.stack(finite).all().logical_not_()):
                 self._end(
                     f'{name} has weights or statistics that are not finite, after iteration '
-                    f'{self.model.current_iter}: nothing is saved. {_advice(self.watch.policy)}'
+                    f'{self.model.current_iter}: nothing is saved. {_advice(self._stepper.policy)}'
                 )
 
     def note_losses(self, current_iter: int, losses: Mapping[str, float]) -> None:
@@ -147,8 +148,8 @@ class Guard:
 
     def _found(self) -> dict[str, Tensor]:
         """What the steps of an iteration have noted, on its way to main memory."""
-        found = self.watch.take()
-        if not found and self.model.precision.amp != 'fp16':  # a step of the user's own
+        found = self._stepper.take()
+        if not found and self._stepper.amp != 'fp16':  # a step of the user's own
             losses = [value for value in self.model.log_dict.values() if isinstance(value, Tensor)]
             if losses:
                 bad = torch.stack([loss.isfinite().all() for loss in losses]).all().logical_not_()
@@ -163,7 +164,7 @@ class Guard:
             if any(value[:2].any() for value in step.found.values()):
                 self._act(step)
             else:
-                self.watch.in_a_row = 0
+                self._stepper.in_a_row = 0
 
     def _act(self, step: _Iteration) -> None:
         means = {k: torch.as_tensor(v, dtype=torch.float32).mean() for k, v in step.losses.items()}
@@ -177,27 +178,28 @@ class Guard:
         what = (
             f'Iteration {step.number}: not finite: {", ".join(broken) or "a loss of another rank"}'
         )
-        option_file = self.model.opt.get('option_file', 'FILE.yml')
-        kept = (
-            f' The batch is kept: basicsr replay {file or self.folder / "FILE"} -opt {option_file}'
-        )
-        if self.watch.policy == 'skip' and '' not in step.found:
-            self.watch.skipped += 1
-            self.watch.in_a_row += 1
-            if self.watch.in_a_row >= MOST_IN_A_ROW:
+        words = ['basicsr', 'replay', str(file or self.folder / 'FILE')]
+        words += ['-opt', self.model.opt.get('option_file', 'FILE.yml')]
+        if forced := self.model.opt.get('force_yml'):
+            words += ['--force_yml', *forced]
+        kept = f' The batch is kept: {shlex.join(words)}'
+        if self._stepper.policy == 'skip' and '' not in step.found:
+            self._stepper.skipped += 1
+            self._stepper.in_a_row += 1
+            if self._stepper.in_a_row >= MOST_IN_A_ROW:
                 self._end(
                     f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
                     f'(train.on_nonfinite: skip) is of no help. {_advice("skip")}{kept}'
                 )
-            if self.watch.skipped <= MOST_FILES or self.watch.skipped % 100 == 0:
+            if self._stepper.skipped <= MOST_FILES or self._stepper.skipped % 100 == 0:
                 logger.warning(
                     '%s; its step is left out, the %s so far.%s',
-                    *(what, _ordinal(self.watch.skipped), kept),
+                    *(what, _ordinal(self._stepper.skipped), kept),
                 )
             return
-        if self.watch.policy == 'rollback':
+        if self._stepper.policy == 'rollback':
             self._roll_back(step, what, kept)
-        self._end(f'{what}. {_advice(self.watch.policy)}{kept}')
+        self._end(f'{what}. {_advice(self._stepper.policy)}{kept}')
 
     def _end(self, message: str) -> NoReturn:
         """End the run on all ranks, when what was handed over has been written.
@@ -251,7 +253,7 @@ class Guard:
             'iter': step.number,
             'rank': rank,
             'manual_seed': self.model.opt['manual_seed'],
-            'amp': self.model.precision.amp,
+            'amp': self._stepper.amp,
             'samples': list(range(first, step.samples_seen, world_size)),
             **step.about,
             'batch': step.batch,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from basicsr.metrics.metric import metric_problems
 from basicsr.models.optimization import optimizer_problems, scheduler_problems
 from basicsr.utils.option_section import OptionSection, place_of
 from basicsr.utils.option_tables import Section, TestOptions, TrainingOptions
@@ -13,7 +14,6 @@ from basicsr.utils.registry import (
     ARCH_REGISTRY,
     DATASET_REGISTRY,
     LOSS_REGISTRY,
-    METRIC_REGISTRY,
     MODEL_REGISTRY,
     Registry,
 )
@@ -74,7 +74,7 @@ def _problems_of_components(opt: dict) -> Iterator[tuple[tuple[str, ...], list[s
             own = {name: value for name, value in options.items() if name != 'name'}
             yield ('train', 'losses', str(index)), LOSS_REGISTRY.problems(own)
     for key, options in (dict.get(val, 'metrics') or {}).items():
-        yield ('val', 'metrics', key), METRIC_REGISTRY.problems(options, ('img', 'img2'))
+        yield ('val', 'metrics', key), metric_problems(options)
 
 
 def _unknown_name(registry: Registry, name: str) -> list[str]:

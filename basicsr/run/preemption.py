@@ -6,7 +6,6 @@ starts again goes on by itself.
 
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -29,6 +28,7 @@ from basicsr.utils.dist_util import (
     get_dist_info,
     limit_of_operations,
 )
+from basicsr.utils.options import command_line
 
 logger = logging.getLogger(__name__)
 
@@ -119,23 +119,12 @@ class PreemptionWatch:
         return self.signal
 
 
-def command_to_go_on() -> str:
-    """The command line that goes on with this run, for a message."""
-    program, *flags = sys.argv
-    if dist.is_torchelastic_launched():
-        name = f'torchrun … {shlex.quote(program)}'
-    else:
-        is_command = program.endswith(' train')
-        name = 'basicsr train' if is_command else f'python {shlex.quote(program)}'
-    return f'{name} {shlex.join(dict.fromkeys([*flags, "--auto_resume"]))}'
-
-
 def leave(iteration: int, number: int) -> NoReturn:
     """End this process, as a signal asks for, and say how to go on from a state that is saved."""
     is_interrupt = number == signal.SIGINT
+    cause, again = 'Interrupted' if is_interrupt else 'Asked to stop', command_line('--auto_resume')
     logger.warning(
-        '%s: the state of iteration %d is saved. Go on with: %s',
-        *('Interrupted' if is_interrupt else 'Asked to stop', iteration, command_to_go_on()),
+        '%s: the state of iteration %d is saved. Resume with: %s', cause, iteration, again
     )
     sys.exit(INTERRUPTED if is_interrupt else STATUS)
 
@@ -143,11 +132,11 @@ def leave(iteration: int, number: int) -> NoReturn:
 def last_state(opt: Mapping[str, Any]) -> str:
     """What a run that is interrupted has saved before, if anything, and how to go on with it."""
     states = numbered_states(opt['path']['training_states'])
-    if (
-        not states or progress.current.phase == 'start'
-    ):  # when the folder may be that of an earlier run
+    # At the start the folder may be that of an earlier run.
+    if not states or progress.current.phase == 'start':
         return ''
-    return f'The last state is that of iteration {states[-1].stem}: {command_to_go_on()}'
+    again = command_line('--auto_resume')
+    return f'The last state is that of iteration {states[-1].stem}: {again}'
 
 
 def was_begun_by_launcher(folder: str | Path) -> bool:

@@ -16,7 +16,6 @@ from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.errors import UserError
 from basicsr.utils.misc import check_resume
 from basicsr.utils.rng import seed_all
-from basicsr.utils.text import some
 
 from .program import prepare
 
@@ -51,21 +50,16 @@ def replay(
     sys.argv += ['--force_yml', *force_yml] if force_yml else []
     opt, _ = prepare(root_path, is_train=True)
     model, begin = _build(opt, path.parents[1], content, weights)
-    unknown = content['batch'].keys() - set(model.batch_tensors)
-    if unknown:
-        raise UserError(
-            f'{incident}: {type(model).__name__} has no batch of {some(sorted(unknown))}.'
-        )
     for name, value in content['batch'].items():
+        if hasattr(type(model), name) or not isinstance(getattr(model, name, value), Tensor):
+            raise UserError(f"{incident}: '{name}' is no tensor of a batch.")
         setattr(model, name, value.to(model.device))
-    if hasattr(model, 'gt') and 'gt' not in content['batch']:
-        del model.gt
     lines = [
         f'iteration {content["iter"]}, rank {content["rank"]}, samples {content["samples"]}',
         f'then not finite: {", ".join(content["not_finite"])}; now with {begin}:',
     ]
     lines += [_counted(name, value) for name, value in content['batch'].items()]
-    networks = {k: net for k, net in model.trained_networks().items() if k in ('net_g', 'net_d')}
+    networks = {f'net_{k}': model.get_bare_model(model.network(k)) for k in model.labels}
     layers: list[str] = []
     for name, net in networks.items():
         _watch_layers(name, net, layers)
@@ -98,7 +92,7 @@ def _is_incident(content: Any) -> bool:
         and content.get('amp') in (None, 'bf16', 'fp16')
         and isinstance(content.get('batch'), dict)
         and all(isinstance(value, Tensor) for value in content['batch'].values())
-        and 'lq' in content['batch']
+        and content['batch']
     )
 
 

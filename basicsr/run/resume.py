@@ -17,14 +17,17 @@ from .preemption import was_begun_by_launcher
 logger = logging.getLogger(__name__)
 
 
-def resume(opt: dict, is_rollback: bool = False) -> tuple[dict, dict[str, Any] | None]:
-    """The training state to go on from, if any, and options that name it and its networks.
+def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, Any] | None]:
+    """The training state to resume from, if any, and options that name it and its networks.
 
     ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
     has started again; else, and for a rollback, ``path.resume_state`` counts.
+
+    Args:
+        first_sample: After a rollback, the sample to continue with.
     """
     cause = '--auto_resume' if opt['auto_resume'] else None
-    if not is_rollback and was_begun_by_launcher(opt['path']['experiments_root']):
+    if first_sample is None and was_begun_by_launcher(opt['path']['experiments_root']):
         cause = 'Started again by torchrun'
     chosen = choose_state(opt, cause)
     if chosen is None:
@@ -41,7 +44,14 @@ def resume(opt: dict, is_rollback: bool = False) -> tuple[dict, dict[str, Any] |
             f'{opt["train"]["total_iter"]}: raise it to go on.'
         )
     check_resume(opt, state['iter'], state.get('files', ()))
-    return opt, state
+    return opt, state if first_sample is None else {**state, 'samples': first_sample}
+
+
+def load_resume_state(opt: dict) -> dict[str, Any] | None:
+    """As ``resume``, in the form of BasicSR 1.x: ``opt`` itself is changed."""
+    resumed, state = resume(opt)
+    opt.update(resumed)
+    return state
 
 
 def choose_state(

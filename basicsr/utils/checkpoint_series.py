@@ -164,8 +164,8 @@ def _needed(
     ]
     found = [network_file(models, label, iteration, records) for label in labels]
     files = [file for file in found if file is not None]
-    averages = models / f'averages_{iteration}.pth'
-    return [*files, averages] if averages.name in records and opt['train']['posthoc_ema'] else files
+    averages = [models / name for name in records if name.startswith('averages_')]
+    return files + (averages if averages and opt['train']['posthoc_ema'] else [])
 
 
 def check_file(file: Path, record: Mapping[str, Any] | None) -> None:

@@ -25,3 +25,10 @@ class MissingPackageError(UserError, ImportError):
 
 class NonFiniteError(UserError, FloatingPointError):
     """Losses, gradients or weights that are not finite."""
+
+
+def image_error(path: str, message: str) -> UserError:
+    """The error of an image, or a pair, that cannot be used; ``filename`` tells as for OSError."""
+    error = UserError(message)
+    error.filename = path  # pyright: ignore[reportAttributeAccessIssue] (ValueError has a dict)
+    return error

@@ -31,13 +31,15 @@ def enlarge(lq: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def side_by_side(panel: Panel, limit: int = 512) -> np.ndarray:
-    """LQ (nearest neighbour), result and GT in one (h, w, 3) RGB image.
+    """LQ (nearest neighbour), result and GT, those that there are, in one (h, w, 3) RGB image.
 
     Of images larger than ``limit`` pixels the middle is shown.
     """
     height, width = panel['result'].shape[:2]
-    lq = cv2.resize(panel['lq'], (width, height), interpolation=cv2.INTER_NEAREST)
-    images = [lq, panel['result'], *([panel['gt']] if 'gt' in panel else [])]
+    images = [panel[key] for key in ('result', 'gt') if key in panel]
+    if 'lq' in panel:
+        size = width, height
+        images.insert(0, cv2.resize(panel['lq'], size, interpolation=cv2.INTER_NEAREST))
     top, left = (max(side - limit, 0) // 2 for side in (height, width))
     window = slice(top, top + limit), slice(left, left + limit)
     return np.concatenate([_rgb(image[window]) for image in images], axis=1)
@@ -57,7 +59,8 @@ def write_comparison(
     """Write one row per image: the whole result, and its most detailed part enlarged.
 
     The part is shown of LQ enlarged by bicubic (of LQ itself, where it is as large as the result),
-    of the result and of GT. Scores in the captions are those of the whole images.
+    of the result and of GT. Scores in the captions are those of the whole images. A sample, which
+    has no LQ, is shown by itself.
 
     Args:
         score: From {'result', 'gt'} and a name to scores, for the enlarged LQ.
@@ -74,6 +77,12 @@ def _draw_comparison(axes: Sequence[Any], panel: Panel, score: Callable) -> None
     from matplotlib.patches import Rectangle
 
     result, gt = panel['result'], {'gt': panel['gt']} if 'gt' in panel else {}
+    if 'lq' not in panel:
+        axes[0].imshow(_rgb(result), interpolation='antialiased')
+        axes[0].set_title(printable(panel['name']), fontsize=10, parse_math=False)
+        for axis in axes:
+            axis.set_axis_off()
+        return
     before = enlarge(panel['lq'], result.shape[:2])
     name = 'input' if before is panel['lq'] else 'bicubic'
     scores = score({'result': before, **gt}, panel['name'])

@@ -274,6 +274,15 @@ class SwaOptions(Section):
     )
 
 
+class FreezeOptions(Section):
+    """Keys of each entry of ``train.freeze``."""
+
+    model_config = ConfigDict(extra='forbid')
+
+    pattern: str = Field(description='a regular expression, searched for in names of parameters')
+    until: int = Field(ge=1, description='last iteration in which they stay as they are')
+
+
 class MixOptions(Section):
     """Keys of ``train.mixing.mixup`` and ``train.mixing.cutmix``."""
 
@@ -347,7 +356,10 @@ class TrainOptions(Section):
     sharding: Literal['fsdp'] | None = Field(
         None, description='fsdp: weights and optimizer state are split over the processes'
     )
-    accumulate: int = Field(1, ge=1, description='parts that a batch is computed in')
+    accumulate: int = Field(1, ge=1, description='micro-batches that a batch is computed in')
+    freeze: list[FreezeOptions] | None = Field(
+        None, description='parameters that are not trained at first, [{pattern, until}]; ~: none'
+    )
     clip_grad_norm: float | None = Field(None, gt=0, description='largest norm of the gradient')
     clip_grad_value: float | None = Field(None, gt=0, description='largest value in the gradient')
     on_nonfinite: Literal['stop', 'skip', 'rollback'] = Field(
@@ -374,6 +386,15 @@ class ValOptions(Section):
     pbar: bool = Field(False, description='progress bar over the images')
     metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
     self_ensemble: bool = Field(False, description='mean over eight flips and rotations')
+    tile: int | None = Field(
+        None, ge=1, description='side of tiles in LQ pixels, for images too large for the memory'
+    )
+    tile_overlap: int | None = Field(
+        None,
+        ge=0,
+        description='LQ pixels that a tile sees beyond its own, and over which neighbours are '
+        'blended; ~: as many as the network looks, which gives exactly what the whole image would',
+    )
     log_images: int = Field(4, ge=0, description='images per set shown in TensorBoard and wandb')
 
 

@@ -185,7 +185,8 @@ class OptionFile:
         """
         opt['dist'] = process.launcher != 'none'
         opt['rank'], opt['world_size'] = process.rank, process.world_size
-        opt['root_path'], opt['option_file'] = str(root_path), args.opt
+        opt['root_path'] = str(root_path)
+        opt['option_file'], opt['force_yml'] = args.opt, args.force_yml
         opt['is_train'], opt['auto_resume'] = self.is_train, args.auto_resume
         if opt['manual_seed'] is None:
             opt['manual_seed'] = process.seed
@@ -502,6 +503,18 @@ def _what_is_best(opt: dict) -> dict[str, str]:
     return {'metric': metric, 'dataset': given.get('dataset') or sets[0]}
 
 
+def command_line(*more: str) -> str:
+    """The command line of this program, with further flags, to be pasted into a shell."""
+    program, *flags = sys.argv
+    flags = list(dict.fromkeys([*flags, *more])) if more else flags
+    if 'TORCHELASTIC_RUN_ID' in os.environ:
+        name = f'torchrun … {shlex.quote(program)}'
+    else:
+        is_command = program.endswith((' train', ' test'))
+        name = f'basicsr {program.split()[-1]}' if is_command else f'python {shlex.quote(program)}'
+    return f'{name} {shlex.join(flags)}'
+
+
 def dict2str(opt: dict, indent_level: int = 1) -> str:
     """Options as indented lines, for the log."""
     indent, text = '  ' * indent_level, '\n'
@@ -520,6 +533,6 @@ def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
     source, target = Path(opt_file), Path(experiments_root) / Path(opt_file).name
     if target.exists() and source.samefile(target):
         return
-    header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {shlex.join(sys.argv)}\n\n'
+    header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {command_line()}\n\n'
     with atomic_path(target, durable=False) as temporary:
         temporary.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')

@@ -60,9 +60,9 @@ def opt(train_opt, image_pairs, tmp_path):
 @pytest.fixture
 def damaged(monkeypatch):
     """Let files be damaged when the dataset has been built, as later in a run."""
-    import basicsr.train
+    from basicsr.run import loaders
 
-    build = basicsr.train.build_dataset
+    build = loaders.build_dataset
 
     def apply(action):
         def build_and_damage(dataset_opt):
@@ -70,7 +70,7 @@ def damaged(monkeypatch):
             action()
             return dataset
 
-        monkeypatch.setattr(basicsr.train, 'build_dataset', build_and_damage)
+        monkeypatch.setattr(loaders, 'build_dataset', build_and_damage)
 
     return apply
 

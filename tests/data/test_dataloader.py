@@ -207,7 +207,7 @@ def test_a_prefetching_thread_never_draws_in_the_process_itself(dice):
 
 def test_a_worker_is_seeded_from_its_rank_and_number(monkeypatch):
     heeds = []
-    monkeypatch.setattr(basicsr.data, 'heed_parent_alone', lambda: heeds.append(True))
+    monkeypatch.setattr(basicsr.data.workers, 'heed_parent_alone', lambda: heeds.append(True))
     worker_init_fn(1, 4, 2, 100)
     values = random.random(), np.random.rand()
     random.seed(109)

@@ -5,70 +5,13 @@ import re
 import runpy
 import sys
 
-import pytest
 import torch
+from guide import blocks, write_plugins
 from runs import log_text, rows
 
 from basicsr.utils import yaml_load
 from basicsr.utils.option_tables import Options, TrainDatasetOptions
 from basicsr.utils.registry import ARCH_REGISTRY
-
-
-@pytest.fixture
-def page(repository):
-    """The text of a Markdown file, or of the part below one of its headings."""
-
-    def read(name, heading=None):
-        text = (repository / name).read_text(encoding='utf-8')
-        return text.split(f'\n## {heading}\n')[1].split('\n## ')[0] if heading else text
-
-    return read
-
-
-def blocks(text, language):
-    """The fenced code blocks of a Markdown text."""
-    return re.findall(rf'^```{language}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture
-def quickstart(repository, tmp_path, monkeypatch):
-    """The photographs of the first run, where a run in ``tmp_path`` looks for them."""
-    folder = tmp_path / 'datasets' / 'quickstart'
-    folder.parent.mkdir()
-    folder.symlink_to(repository / 'datasets' / 'quickstart')
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def short_opt(train_opt, image_pairs, quickstart):
-    """Two iterations at the scale of the guide's examples, with the YAML of a text merged in."""
-
-    def make(text=''):
-        opt = train_opt(scale=4, train__total_iter=2)
-        gt, lq = image_pairs('x4', scale=4)
-        for dataset in opt['datasets'].values():
-            dataset.update(dataroot_gt=gt, dataroot_lq=lq)
-        for block in blocks(text, 'yaml'):
-            merge(opt, yaml_load(block))
-        return opt
-
-    return make
-
-
-def merge(opt, new):
-    """Put the sections of ``new`` into ``opt``; one with a ``type`` is a component, taken whole."""
-    for key, value in new.items():
-        if isinstance(value, dict) and 'type' not in value:
-            merge(opt.setdefault(key, {}), value)
-        else:
-            opt[key] = value
-
-
-def write_plugins(text, folder):
-    """Write the Python blocks that register something into files named by what that is."""
-    for number, code in enumerate(blocks(text, 'python')):
-        for kind in re.findall(r'^@(\w+)_REGISTRY', code, re.MULTILINE):
-            (folder / f'guide{number}_{kind.lower()}.py').write_text(code)
 
 
 def test_the_network_of_the_readme_trains(page, run, short_opt, tmp_path):

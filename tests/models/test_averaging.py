@@ -11,8 +11,8 @@ from torch import nn
 
 from basicsr import cli
 from basicsr.models import build_model
-from basicsr.models.averaging import (
-    PowerAverages,
+from basicsr.models.averaging import PowerAverages
+from basicsr.models.posthoc import (
     exponent,
     profile_products,
     shares_of_snapshots,
@@ -232,23 +232,25 @@ def test_averages_of_normalisation_layers_have_their_parameters_averaged_and_buf
     model = build_model(opt | {'dist': False, 'is_train': True})
     names = [name for name, _ in model.net_g.named_parameters() if name.startswith('norms.')]
     assert {name.split('.')[1] for name in names} == {'batch', 'layer', 'instance'}
-    ema = {name: value.detach().clone() for name, value in model.net_g.named_parameters()}
-    total = {name: torch.zeros_like(value) for name, value in ema.items()}
+    means = {name: value.detach().clone() for name, value in model.net_g.named_parameters()}
+    total = {name: torch.zeros_like(value) for name, value in means.items()}
     for iteration in range(1, 5):
         model.update_learning_rate(iteration)
         model.feed_data({'lq': torch.rand(2, 3, 8, 8), 'gt': torch.rand(2, 3, 16, 16)})
         model.optimize_parameters(iteration)
         model.update_averages(iteration)
         for name, value in model.net_g.named_parameters():
-            ema[name] = 0.9 * ema[name] + 0.1 * value.detach()
+            means[name] = 0.9 * means[name] + 0.1 * value.detach()
             total[name] += value.detach()
-    for average in (model.net_g_ema, model.swa.network, *model.power_averages.networks):
+    ema, swa, power = model.averages['g']
+    assert ema.networks == [model.net_g_ema]
+    for average in (*ema.networks, *swa.networks, *power.networks):
         for own, current in zip(average.buffers(), model.net_g.buffers(), strict=True):
             assert torch.equal(own, current)
     for name in names:
-        assert not torch.equal(ema[name], model.net_g.get_parameter(name)), name
-        torch.testing.assert_close(model.net_g_ema.get_parameter(name).detach(), ema[name])
-        mean = model.swa.network.get_parameter(name).detach()
+        assert not torch.equal(means[name], model.net_g.get_parameter(name)), name
+        torch.testing.assert_close(model.net_g_ema.get_parameter(name).detach(), means[name])
+        mean = swa.network.get_parameter(name).detach()
         torch.testing.assert_close(mean, total[name] / 4)
 
 

@@ -49,7 +49,7 @@ def steps(opt, device='cpu'):
 
     def step(current_iter):
         model.update_learning_rate(current_iter, 4)
-        model.precision.watch.begin(model.trained_networks)
+        model.stepper.begin(model.trained_networks().values())
         model.feed_data(batch)
         model.optimize_parameters(current_iter)
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from basicsr.models import build_model
 from basicsr.models.base_model import BaseModel
-from basicsr.models.precision import Precision
 from basicsr.models.sr_model import SRModel
+from basicsr.models.step import Stepper
 
 CPU = torch.device('cpu')
 
@@ -69,11 +69,12 @@ def test_the_sharpened_target_is_split_with_the_batch(model):
     gan = model(lambda opt: blind(opt, 'RealESRGANModel'), train__accumulate=4)
     sizes, compute = [], gan.fidelity_losses
     gan.fidelity_losses = lambda: (
-        sizes.append((len(gan.lq), len(gan.gt), len(gan.gt_usm), len(gan.output))) or compute()
+        sizes.append((len(gan.lq), len(gan.gt), len(gan.target('pix')), len(gan.output)))
+        or compute()
     )
     after_steps(gan, 1)
     assert sizes == [(2,) * 4] * 3
-    assert len(gan.gt_usm) == 6
+    assert torch.equal(gan.target('pix'), gan.usm_sharpener(gan.gt))
 
 
 def test_a_loss_that_is_a_sum_cannot_be_computed_in_parts(model):
@@ -108,7 +109,7 @@ def test_fp16_scales_the_loss_and_a_step_that_overflows_is_left_out(model):
     sr.feed_data({key: value * 1e30 for key, value in batch().items()})
     sr.optimize_parameters(1)
     assert differences(before, list(sr.net_g.parameters())) == []
-    scale = sr.precision.state_dict()['scalers']['g']['scale']
+    scale = sr.stepper.state_dict()['scalers']['g']['scale']
     assert scale == 2.0**15, 'half of the first'
     sr.feed_data(batch())
     sr.optimize_parameters(2)
@@ -122,27 +123,46 @@ def test_adversarial_training_in_fp16_follows_float32(model, parts):
     _, rough = after_steps(gan)
     assert rough.pop('grad_norm_g') < 100 > rough.pop('grad_norm_d'), 'of gradients as they are'
     assert rough == pytest.approx(log, rel=0.05, abs=5e-3)
-    assert gan.precision.state_dict()['scalers'].keys() == {'g', 'd'}
+    assert gan.stepper.state_dict()['scalers'].keys() == {'g', 'd'}
 
 
-def test_a_network_that_overflows_in_fp16_goes_on_in_bf16_and_says_so(caplog):
-    precision = Precision({'amp': 'fp16'}, CPU)
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+class OneWeight:
+    """What a step needs of a model: here a network of one weight."""
+
+    batch_tensors, current_iter = (), 1
+
+    def __init__(self):
+        self.net = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.net.weight)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def step(self, stepper, factor):
+        losses = lambda: {'l': self.net.weight.sum() * factor}  # noqa: E731
+        return stepper.step(self, 'g', [self.net], self.optimizer, losses)
+
+
+def test_a_network_that_overflows_in_fp16_continues_in_bf16_and_says_so(caplog):
+    stepper, model = Stepper({'amp': 'fp16'}, CPU), OneWeight()
     for _ in range(20):
-        optimizer.zero_grad()
-        precision.backward(weight.sum() * math.inf, 'g')
-        precision.step(optimizer, 'g')
-    precision.check()
-    assert precision.amp == 'bf16'
-    assert 'going on in bf16' in caplog.text
-    optimizer.zero_grad()
-    precision.backward(weight.sum(), 'g')
-    precision.step(optimizer, 'g')
-    assert weight.item() == pytest.approx(0.9)
-    resumed = Precision({'amp': 'fp16'}, CPU)
-    resumed.load_state_dict(precision.state_dict())
+        model.step(stepper, math.inf)
+    stepper.check()
+    assert stepper.amp == 'bf16'
+    assert 'continuing in bf16' in caplog.text
+    model.step(stepper, 1)
+    assert model.net.weight.item() == pytest.approx(0.9)
+    resumed = Stepper({'amp': 'fp16'}, CPU)
+    resumed.load_state_dict(stepper.state_dict())
     assert resumed.amp == 'bf16'
+
+
+def test_two_steps_of_a_label_in_an_iteration_both_count():
+    stepper, model = Stepper({}, CPU), OneWeight()
+    model.step(stepper, torch.tensor(math.nan))
+    nn.init.ones_(model.net.weight)
+    model.step(stepper, 2)
+    found = stepper.take()['g']
+    assert found[:2].tolist() == [1, 1]
+    assert stepper.take() == {}
 
 
 def test_gradients_are_clipped_by_norm_and_the_norm_before_is_logged(model):
@@ -229,12 +249,20 @@ def test_options_that_a_step_of_the_users_own_passes_by_are_named(model, train_o
             pass
 
     opt = train_opt(train__amp='bf16', train__accumulate=2) | {'dist': False, 'is_train': True}
-    OwnStep(opt)
-    assert 'OwnStep has an optimize_parameters of its own' in caplog.text
+
+    class CallsStep(SRModel):
+        def optimize_parameters(self, current_iter):
+            self.step('g', self.restore_and_compare)
+
+    for cls, is_told in ((OwnStep, True), (CallsStep, False), (SRModel, False)):
+        sr = cls(opt)
+        for iteration in (1, 2):
+            sr.begin_iteration(batch(), iteration)
+            sr.optimize_parameters(iteration)
+            sr.end_iteration(iteration)
+        text = f'{cls.__name__} has an optimize_parameters of its own, which does not call'
+        assert caplog.text.count(text) == is_told
     assert 'train.amp, train.accumulate have no effect' in caplog.text
-    caplog.clear()
-    model(train__amp='bf16', train__accumulate=2)
-    assert 'of its own' not in caplog.text
 
 
 GROUPS = [{'pattern': 'body.0', 'lr': 1e-4}]
@@ -302,4 +330,4 @@ def test_the_precision_of_a_state_wins_and_is_named(run, train_opt):
     run(train_opt(train__total_iter=2, train__amp='bf16'))
     folder = run(train_opt(train__total_iter=4), '--auto_resume')
     assert checkpoint(folder, '4.state')['precision']['amp'] == 'bf16'
-    assert 'train.amp goes on as bf16' in log_text(folder)
+    assert 'train.amp stays bf16' in log_text(folder)

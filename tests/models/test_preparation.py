@@ -233,7 +233,7 @@ def test_a_layout_is_taken_if_it_saves_three_percent(monkeypatch, usual, last, c
 
     monkeypatch.setattr(preparation.time, 'perf_counter', lambda: now[0])
     monkeypatch.setattr(preparation, '_pass_through', passes)
-    assert channels_last_is_faster(net, torch.rand(2, 3, 8, 8), nullcontext()) is chosen
+    assert channels_last_is_faster(net, [torch.rand(2, 3, 8, 8)], nullcontext()) is chosen
     assert net.conv_first.weight.is_contiguous()
 
 
@@ -241,7 +241,7 @@ def test_measuring_a_layout_leaves_no_trace():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(), nn.Conv2d(4, 3, 3))
     images = torch.rand(2, 3, 8, 8)
     before, state = deepcopy(net.state_dict()), torch.get_rng_state()
-    channels_last_is_faster(net, images, nullcontext())
+    channels_last_is_faster(net, [images], nullcontext())
     assert differences(before, net.state_dict()) == []
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None and p.is_contiguous() for p in net.parameters())
@@ -253,8 +253,8 @@ def test_a_measured_layout_trains_as_one_that_is_given_and_is_resumed(
 ):
     asked = []
 
-    def measure(net, lq, autocast):
-        asked.append(tuple(lq.shape))
+    def measure(net, inputs, autocast):
+        asked.append(tuple(inputs[0].shape))
         return chosen
 
     monkeypatch.setattr('basicsr.models.base_model.channels_last_is_faster', measure)

@@ -212,7 +212,9 @@ def test_a_pool_is_saved_as_bytes_where_that_is_exact_and_comes_back_with_its_bi
 
 def test_trying_a_batch_leaves_pool_and_recipes_alone(model):
     net = model(queue_size=4, log_recipes=True)
-    net.try_batch(batch())
+    from basicsr.run.data_checks import try_batch
+
+    try_batch(net, batch())
     assert net.pool.lq is None and net.log_recipes
     assert not hasattr(net, 'lq')
 
@@ -410,9 +412,9 @@ class RealESRNetModel(SRModel):
             data = {'lq': data['gt'][..., :8, :8], 'gt': data['gt'][..., :16, :16]}
         super().feed_data(data)
 
-    def update_ema(self):
+    def update_averages(self, current_iter):
         self.log_dict['l_own'] = 1.0
-        super().update_ema()
+        super().update_averages(current_iter)
 """
 
 

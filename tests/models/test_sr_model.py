@@ -13,9 +13,10 @@ from golden import recipe
 from runs import checkpoint, log_text, rows
 
 from basicsr.data import build_dataloader
-from basicsr.data.bad_images import image_error
 from basicsr.models import build_model
 from basicsr.models.sr_model import SRModel
+from basicsr.models.validation import Validation
+from basicsr.utils.errors import image_error
 from basicsr.utils.img_util import tensor2img
 
 
@@ -103,7 +104,7 @@ def test_self_ensemble_is_the_mean_over_eight_orientations(model):
         for transpose in (False, True):
             for dims in ([], [-1], [-2], [-1, -2]):
                 turned = lq.flip(dims).transpose(-1, -2) if transpose else lq.flip(dims)
-                out = sr._run(turned)
+                out = sr.evaluated_network('g')(turned).detach()
                 out = out.transpose(-1, -2) if transpose else out
                 outputs.append(out.flip(dims))
         assert torch.allclose(result, torch.stack(outputs).mean(0), atol=1e-6)
@@ -142,7 +143,7 @@ def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt,
 
 def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, monkeypatch):
     values = iter([5.0, 7.0, 6.0, 7.0, 1.0, 1.0])
-    monkeypatch.setattr('basicsr.models.sr_model.calculate_metric', lambda *_: next(values))
+    monkeypatch.setattr('basicsr.metrics.metric.calculate_metric', lambda *_: next(values))
     opt = train_opt(val__val_freq=1, train__total_iter=2, logger__save_checkpoint_freq=1)
     opt['datasets']['val']['meta_info_file'] = 'one.txt'
     error = {'type': 'calculate_psnr', 'crop_border': 0, 'better': 'lower'}
@@ -332,7 +333,7 @@ def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
     def fail(data, options):
         raise RuntimeError('out of memory')
 
-    monkeypatch.setattr('basicsr.models.sr_model.calculate_metric', fail)
+    monkeypatch.setattr('basicsr.metrics.metric.calculate_metric', fail)
     metrics = {'niqe': {'type': 'calculate_niqe', 'crop_border': 0}}
     with pytest.raises(RuntimeError, match='out of memory') as caught:
         model(val__metrics=metrics).validation(torch.utils.data.DataLoader(Numbered(1)), 1, None)
@@ -341,10 +342,10 @@ def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
 
 def test_a_metric_that_is_nan_on_another_rank_is_told_once(model, monkeypatch, caplog):
     told = ('ssim', 'Metric ssim of image 0007 is NaN: SSIM needs at least 11 x 11 pixels')
-    monkeypatch.setattr('basicsr.models.sr_model.gather_lists', lambda items: [*items, told])
-    sr = model()
+    monkeypatch.setattr('basicsr.models.validation.gather_lists', lambda items: [*items, told])
+    sr = model(val__metrics={})
     for _ in range(2):
-        sr._warn_of_undefined()
+        Validation(sr, 'val', 1, False)._warn_of_undefined()
     assert [record.message for record in caplog.records if 'is NaN' in record.message] == [told[1]]
 
 

@@ -6,8 +6,8 @@ from blind import adversarial
 from norms import with_norms
 from runs import checkpoint, differences, log_text, psnr_of, rows
 
+from basicsr.models.averaging import StochasticAverage
 from basicsr.models.sr_model import SRModel
-from basicsr.models.swa import StochasticAverage
 
 SWA = {'start': 2, 'every': 2, 'bn_batches': 2}
 
@@ -131,7 +131,7 @@ def test_a_start_that_is_not_in_the_run_is_refused(run, train_opt):
             run(train_opt(train__swa={'start': start}))
     with pytest.raises(ValueError, match=r'train\.swa\.anneal'):
         run(train_opt(train__swa={'anneal': 'exp'}))
-    average = StochasticAverage({**SWA, 'start': 0.01}, 6, torch.nn.Identity())
+    average = StochasticAverage(torch.nn.Identity(), {**SWA, 'start': 0.01}, 6)
     assert average.start == 1
 
 

@@ -84,7 +84,7 @@ def test_trying_changes_no_bit_of_a_run(run, train_opt, monkeypatch):
     stages = [{'iters': 3, 'gt_size': [16, 8]}, {'gt_size': 20}]
     opt = train_opt(datasets__train__progressive=stages)
     tried = run({**opt, 'name': 'tried'})
-    monkeypatch.setattr('basicsr.train.try_training_batches', lambda *_: None)
+    monkeypatch.setattr('basicsr.run.data_checks.try_training_batches', lambda *_: None)
     plain = run({**opt, 'name': 'plain'})
     for name in ('net_g_latest.pth', '6.state'):
         assert differences(checkpoint(tried, name), checkpoint(plain, name)) in ([], ['/files'])

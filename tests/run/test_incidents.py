@@ -11,8 +11,8 @@ from blind import adversarial
 from norms import with_norms
 from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
-from basicsr.models.nonfinite import NumberWatch
 from basicsr.models.sr_model import SRModel
+from basicsr.models.step import Stepper
 from basicsr.run import incidents
 from basicsr.run.incidents import Guard
 
@@ -425,7 +425,7 @@ class Scripted:
 
     def __init__(self, tmp_path):
         self.opt = {'path': {'experiments_root': str(tmp_path)}}
-        self.precision = type('Precision', (), {'watch': None})
+        self.stepper = Stepper({}, torch.device('cpu'))
 
     def trained_networks(self):
         return {}
@@ -543,10 +543,10 @@ def test_what_is_not_finite_from_the_start_is_not_looked_at(run, opt, monkeypatc
 
 
 def test_a_loss_with_one_number_in_a_dimension_counts_as_well():
-    watch = NumberWatch()
-    found = watch.note('g', torch.tensor([torch.nan]), torch.tensor(1.0))
+    stepper = Stepper({}, torch.device('cpu'))
+    found = stepper._note('g', torch.tensor([torch.nan]), torch.tensor(1.0))
     assert found.item() == 1
-    assert watch.take()['g'].tolist() == [1, 0, 1]
+    assert stepper.take()['g'].tolist() == [1, 0, 1]
 
 
 def test_a_rollback_never_goes_forward(run, opt, poison, tmp_path):

@@ -6,12 +6,12 @@ import signal
 import sys
 
 import pytest
-import torch
 from runs import TORCHRUN, checkpoint, differences, log_text, rows
 
 from basicsr.models.sr_model import SRModel
 from basicsr.run import preemption
 from basicsr.utils import progress
+from basicsr.utils.options import command_line
 
 # A model whose process, or processes, get a signal in the middle of iteration 3.
 SIGNALLED = """
@@ -83,7 +83,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_state_and_says_so(
     assert [signal.getsignal(number) for number in preemption.SIGNALS] == handlers
     folder = tmp_path / 'experiments/cut'
     assert [state.name for state in (folder / 'training_states').iterdir()] == ['3.state']
-    assert 'the state of iteration 3 is saved. Go on with: python prog -opt' in log_text(folder)
+    assert 'the state of iteration 3 is saved. Resume with: python prog -opt' in log_text(folder)
     assert not any('psnr' in key for row in rows(folder) for key in row), 'validated when resumed'
 
     run(signalled('cut', **options), '--auto_resume')
@@ -160,13 +160,13 @@ def test_the_first_interrupt_is_noted_and_the_second_one_ends_at_once(monkeypatc
 )
 def test_the_command_to_go_on_is_the_one_that_was_given(argv, command, monkeypatch):
     monkeypatch.setattr(sys, 'argv', argv)
-    assert preemption.command_to_go_on() == command
+    assert command_line('--auto_resume') == command
 
 
 def test_under_torchrun_the_command_begins_with_it(monkeypatch):
-    monkeypatch.setattr(torch.distributed, 'is_torchelastic_launched', lambda: True)
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'x')
     monkeypatch.setattr(sys, 'argv', ['train.py', '-opt', 'x'])
-    assert preemption.command_to_go_on() == 'torchrun … train.py -opt x --auto_resume'
+    assert command_line('--auto_resume') == 'torchrun … train.py -opt x --auto_resume'
 
 
 def test_a_state_is_named_only_where_this_run_has_saved_one(tmp_path, monkeypatch):
@@ -266,7 +266,7 @@ def test_without_torchrun_a_folder_is_nobodys(tmp_path):
 
 
 def test_a_folder_belongs_to_the_torchrun_that_has_begun_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.distributed, 'is_torchelastic_launched', lambda: True)
+    monkeypatch.setenv('TORCHELASTIC_RUN_ID', 'x')
     assert not preemption.was_begun_by_launcher(tmp_path)
     preemption.note_launcher(tmp_path)
     assert preemption.was_begun_by_launcher(tmp_path)

@@ -26,7 +26,7 @@ datasets:
     name: Set5
     type: PairedImageDataset
   val_2: {type: PairedImageDataset}
-network_g: {type: EDSR, num_block: 2, rgb_mean: [0.4, 0.4, 0.4]}
+network_g: {type: EDSR, num_in_ch: 3, num_out_ch: 3, num_block: 2}
 path: {pretrain_network_g: ~/net.pth, strict_load_g: true}
 train:
   total_iter: 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import small_run
 from tally import Budget, Tally
 
-import basicsr.train
+from basicsr.models.base_model import BaseModel
 
 USUAL = 160
 SIZE = 1_500_000  # bytes of the disk; a run takes 60 KB
@@ -86,10 +86,10 @@ def _problem(root, opt, expected, disk, chance):
 @contextlib.contextmanager
 def _scarce(disk, iteration, room):
     """From an iteration on ``disk`` has ``room`` bytes; without a disk, no file may be larger."""
-    make_step, filler = basicsr.train.make_step, disk and disk / 'filler'
+    begin, filler = BaseModel.begin_iteration, disk and disk / 'filler'
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def step(model, data, current_iter, schedule):
+    def step(model, data, current_iter, batch_size):
         if current_iter == iteration:
             model.saver._finish(0)  # what is due must have been saved
         if current_iter == iteration and disk:
@@ -98,13 +98,13 @@ def _scarce(disk, iteration, room):
                 filler.write_bytes(bytes(max(0, free - room)))
         elif current_iter == iteration:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        make_step(model, data, current_iter, schedule)
+        begin(model, data, current_iter, batch_size)
 
-    basicsr.train.make_step = step
+    BaseModel.begin_iteration = step
     try:
         yield
     finally:
-        basicsr.train.make_step = make_step
+        BaseModel.begin_iteration = begin
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         if disk:
             filler.unlink(missing_ok=True)

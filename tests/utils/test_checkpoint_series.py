@@ -8,10 +8,10 @@ import torch
 from runs import TORCHRUN, checkpoint, differences, log_text
 
 from basicsr.models.sr_model import SRModel
+from basicsr.run.resume import choose_state
 from basicsr.utils.checkpoint_series import (
     CheckpointSeries,
     check_file,
-    choose_state,
     numbered_states,
 )
 from basicsr.utils.options import OptionError

@@ -646,7 +646,7 @@ def test_the_option_file_is_copied_below_its_command(tmp_path, monkeypatch):
     copy_opt_file(str(source), str(folder))
     lines = (folder / 'x.yml').read_text(encoding='utf-8').split('\n')
     assert lines[0].startswith('# GENERATE TIME: ')
-    assert lines[1:] == ['# CMD:', '# train.py -opt x.yml', '', 'name: ü', '']
+    assert lines[1:] == ['# CMD:', '# python train.py -opt x.yml', '', 'name: ü', '']
 
 
 def test_the_copy_in_the_run_folder_is_not_copied_onto_itself(tmp_path):

@@ -1,0 +1,254 @@
+"""The validation of a model: restore, score, save and log, with the images shared among the ranks.
+
+A model gives ``Result``s, any number of them for a batch, or without a batch at all; nothing here
+knows how they are made.
+"""
+
+import logging
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from basicsr.data.bad_images import BadItem
+from basicsr.metrics.metric import SetScores, mean_of_groups
+from basicsr.utils.dist_util import gather_lists
+from basicsr.utils.figures import side_by_side
+from basicsr.utils.img_util import imwrite, tensor2img
+from basicsr.utils.logger import ScalarWriter
+from basicsr.utils.misc import best_effort
+from basicsr.utils.parallel import map_in_order
+from basicsr.utils.progress import Preempted, note
+from basicsr.utils.text import some
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Result:
+    """One image that a model has made.
+
+    Attributes:
+        name: Of the image, by which files are called.
+        images: (c, h, w) or (1, c, h, w) in [0, 1], RGB: 'result', and where there are such 'lq'
+            and 'gt', which it is compared with. On any device.
+        group: What the image belongs to, such as a clip; the scores of a set are the mean over its
+            groups.
+    """
+
+    name: str
+    images: Mapping[str, Tensor]
+    group: str = ''
+
+
+@dataclass
+class _Item:
+    """A result on its way from the network to its scores."""
+
+    index: tuple[int, int]
+    name: str
+    group: str = ''
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    images: dict[str, np.ndarray] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    problem: str = ''
+
+
+class Validation:
+    """One pass over a set, or over the samples of a model that needs none.
+
+    Args:
+        model: Gives the results, and is given the scores.
+        dataset_name: What the set is called.
+        iteration: The iteration, or in a test the name of the experiment.
+        save_img: Whether to write the results.
+        rank, world_size: Of the ranks that share the images; results equal those of one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        dataset_name: str,
+        iteration: int | str,
+        save_img: bool,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.model, self.name, self.iteration = model, dataset_name, iteration
+        self.save_img = save_img
+        self.rank, self.world_size = rank, world_size
+        self.options = model.opt['val']
+        metrics = self.options.get('metrics') or {}
+        self.set_scores = SetScores(metrics, model.device)
+        self.signals: list[int] = []
+        self._gpu = torch.cuda.current_device() if model.device.type == 'cuda' else None
+
+    def run(self, batches: Iterable[Any], tb_logger: Any) -> None:
+        """Make the results of this rank's batches, score and log them.
+
+        Args:
+            batches: ``rank, rank + world_size, …`` of the set; None in place of a batch asks for
+                the samples of the model.
+            tb_logger: Where scores go; None for the text log alone.
+
+        Raises:
+            Preempted: A signal asks the run to stop.
+        """
+        model, rows, shown = self.model, [], 0
+        model.panels = [panel for panel in model.panels if panel['set'] != self.name]
+        threads = min(4, os.cpu_count() or 1)
+        for item in map_in_order(self._finish, self._results(batches), threads):
+            rows.append((item.index, item.group, item.name, item.scores, item.problem))
+            if item.problem:
+                continue
+            self.set_scores.update(item.images)
+            if shown < self.options.get('log_images', 0):
+                about = {'set': self.name, 'name': item.name, 'metrics': item.scores}
+                model.panels.append({**about, **item.images})
+                shown += 1
+        model.noticed_signal()  # tells ranks that have more images
+        if signals := gather_lists(self.signals):
+            raise Preempted(max(signals))
+        self._warn_of_undefined()
+        rows = sorted(gather_lists(rows), key=lambda row: row[0])
+        whole = self.set_scores.merged(gather_lists(self.set_scores.parts()))
+        self._collect(rows, whole)
+        model._log_validation_metric_values(self.iteration, self.name, tb_logger)
+
+    def _results(self, batches: Iterable[Any]) -> Iterator[_Item]:
+        note('validation')
+        hide_bar = self.rank > 0 or not self.options.get('pbar', False)
+        for position, data in enumerate(tqdm(batches, unit='image', disable=hide_bar)):
+            note('validation')
+            if number := self.model.noticed_signal():
+                self.signals.append(number)
+                return
+            index = self.rank + position * self.world_size
+            if isinstance(data, BadItem):
+                yield _Item((index, 0), data['name'] or f'#{index}', problem=data['error'])
+                continue
+            results = self.model.samples() if data is None else self.model.results(data)
+            for number, result in enumerate(results):
+                name = f'{result.group}/{result.name}' if result.group else result.name
+                yield _Item((index, number), name, result.group, result.images)
+
+    def _finish(self, item: _Item) -> _Item:
+        """Turn the tensors of a result into images, write and score them; runs in a thread."""
+        if item.problem:
+            return item
+        if self._gpu is not None:  # a thread begins with the first GPU
+            torch.cuda.set_device(self._gpu)
+        tensors, item.tensors = item.tensors, {}
+        if not tensors['result'].isfinite().all():
+            item.problem = 'the network gives values that are not finite'
+            return item
+        item.images = {key: tensor2img([value]) for key, value in tensors.items()}
+        if self.save_img:
+            imwrite(item.images['result'], self._file(item.name))
+        try:
+            item.scores = self.model.score_images(item.images, item.name)
+        except AssertionError as error:  # images of unlike shapes
+            item.problem = str(error)
+        return item
+
+    def _file(self, name: str) -> str:
+        opt = self.model.opt
+        folder = Path(opt['path']['visualization'])
+        if self.model.is_train:
+            if sum(o.get('phase') == 'val' for o in opt['datasets'].values()) > 1:
+                folder = folder / self.name  # the sets may share names of images
+            return str(folder / name / f'{Path(name).name}_{self.iteration}.png')
+        return str(folder / self.name / f'{name}_{self.options.get("suffix") or opt["name"]}.png')
+
+    def _warn_of_undefined(self) -> None:
+        """Say of each metric, once, which image on any rank has no score."""
+        for metric, text in sorted(gather_lists(list(self.model.score_image.undefined.items()))):
+            if metric not in self.model.told_undefined:
+                self.model.told_undefined.add(metric)
+                logger.warning('%s', text)
+
+    def _collect(self, rows: list[tuple], whole: Mapping[str, float]) -> None:
+        """Give the model the scores of all ranks."""
+        model, scored = self.model, [row for row in rows if not row[4]]
+        model.image_results = {name: scores for _, _, name, scores, _ in scored}
+        model.failed_images = {name: problem for _, _, name, _, problem in rows if problem}
+        model.metric_results, model.group_results = {}, defaultdict(dict)
+        metrics = self.options.get('metrics') or {}
+        if metrics:
+            model._initialize_best_metric_results(self.name)
+        if model.failed_images:
+            self._report_failures()
+            # A mean without them is not that of the other validations, nor a best one.
+            metrics = {} if model.is_train else metrics
+        for metric in metrics:
+            score = whole[metric] if metric in whole else self._mean(metric, scored)
+            if score is not None:
+                model.metric_results[metric] = score
+                model._update_best_metric_result(self.name, metric, score, self.iteration)
+        if not rows:
+            logger.warning('Validation %s: the set is empty.', self.name)
+
+    def _mean(self, metric: str, rows: list[tuple]) -> float | None:
+        """The score of a set; None if no image has one."""
+        given = [(group, scores[metric]) for _, group, _, scores, _ in rows if metric in scores]
+        scores = [(group, score) for group, score in given if not math.isnan(score)]
+        if undefined := len(given) - len(scores):
+            logger.info(
+                '%s: NaN for %d of %d images, which are left out.',
+                *(metric, undefined, len(given)),
+            )
+        if not scores:
+            if rows and not given:
+                logger.info('No GT: %s, which compares with it, is left out.', metric)
+            return None
+        if equal := sum(math.isinf(score) for _, score in scores):
+            logger.info('%s: %d of %d images equal the GT.', metric, equal, len(scores))
+        mean, groups = mean_of_groups(scores)
+        for group, value in groups.items() if set(groups) != {''} else ():
+            self.model.group_results[group][metric] = value
+        return mean
+
+    def _report_failures(self) -> None:
+        failed = self.model.failed_images
+        named = [f'{name} ({problem})' for name, problem in failed.items()]
+        logger.warning(
+            'Validation %s: %d images have no result%s: %s',
+            *(self.name, len(named), ', so it has no scores' if self.model.is_train else ''),
+            some(named),
+        )
+
+
+def log_scores(model: Any, iteration: int | str, dataset_name: str, tb_logger: Any) -> None:
+    """Log the scores of a validation, and show its first images in TensorBoard and wandb."""
+    text = f'Validation {dataset_name}\n'
+    for metric, value in model.metric_results.items():
+        text += f'\t # {metric}: {value:.4f}'
+        if model.is_train:
+            best = model.best_metric_results[dataset_name][metric]
+            text += f'\tBest: {best["val"]:.4f} @ {best["iter"]} iter'
+        text += '\n'
+    for group, scores in getattr(model, 'group_results', {}).items():
+        values = ', '.join(f'{metric} {value:.4f}' for metric, value in scores.items())
+        text += f'\t   {group}: {values}\n'
+    logger.info(text)
+    if tb_logger is None:
+        return
+    step = int(iteration)
+    for metric, value in model.metric_results.items():
+        tb_logger.add_scalar(f'metrics/{dataset_name}/{metric}', value, step)
+    if isinstance(tb_logger, ScalarWriter):
+        with best_effort('Images of a validation'):
+            for panel in model.panels:
+                if panel['set'] == dataset_name:
+                    tb_logger.add_image(
+                        f'{dataset_name}/{panel["name"]}', side_by_side(panel), step
+                    )
+    tb_logger.flush()

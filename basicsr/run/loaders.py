@@ -1,0 +1,166 @@
+"""The data loaders of a run, and the order in which they give samples."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from basicsr.data import build_dataloader, build_dataset, gpus_per_process
+from basicsr.data.bad_images import BadImages
+from basicsr.data.prefetch_dataloader import CPUPrefetcher, CUDAPrefetcher, images_to_float
+from basicsr.data.progressive import Schedule
+from basicsr.data.samplers import build_sampler
+from basicsr.utils.errors import UserError
+
+from .agreement import check_same_data
+from .cores import report_cores
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Loaders:
+    """The loaders of a training.
+
+    Attributes:
+        train: Endless.
+        sampler: Its sampler; of an IterableDataset, the stream of its samples.
+        val: Of the validation sets.
+        schedule: The batches of all ranks.
+        samples_before: Samples that the run had seen before it resumed.
+    """
+
+    train: Any
+    sampler: Any
+    val: list[Any]
+    schedule: Schedule
+    samples_before: int
+
+    def epoch(self, samples: int) -> int:
+        """The epoch after so many samples, counted from 0."""
+        return samples // self.sampler.total_size
+
+
+def build_loaders(opt: dict, resume_state: Mapping[str, Any] | None = None) -> Loaders:
+    """Build all datasets and their loaders."""
+    if 'train' not in opt['datasets']:
+        raise UserError('datasets has no train section: there is nothing to train on.')
+    schedule = schedule_of_all_ranks(opt)
+    before = (resume_state or {}).get('iter', 0)
+    samples = (resume_state or {}).get('samples', schedule.samples(before))
+    if resume_state:
+        _warn_of_another_batch(schedule.batch_size(before), resume_state.get('batch'))
+    datasets = {key: build_dataset(options) for key, options in opt['datasets'].items()}
+    check_same_data(datasets)
+    train, sampler = _training_loader(opt, datasets['train'], samples, before)
+    _log_statistics(opt, datasets['train'], sampler, schedule)
+    return Loaders(train, sampler, _validation_loaders(opt, datasets), schedule, samples)
+
+
+def schedule_of_all_ranks(opt: dict) -> Schedule:
+    """The batches that all processes together take, step by step."""
+    gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
+    return Schedule(opt['datasets']['train'], opt['manual_seed'], gpus)
+
+
+def _training_loader(opt: dict, dataset: Any, samples: int, iteration: int) -> tuple[Any, Any]:
+    options, seed, sampler = opt['datasets']['train'], opt['manual_seed'], None
+    is_stream = isinstance(dataset, IterableDataset)
+    if is_stream and options['sampler']:
+        raise UserError('datasets.train.sampler: an IterableDataset has its own order.')
+    if not is_stream:
+        sampler = build_sampler(dataset, options, opt['world_size'], opt['rank'], seed)
+    file = Path(opt['path']['experiments_root']) / 'skipped.jsonl'
+    bad_images = BadImages(
+        file if options['on_error'] == 'skip' else None, None if is_stream else len(dataset)
+    )
+    gpus = opt['num_gpu'], opt['dist']
+    loader = build_dataloader(
+        *(dataset, options, *gpus, sampler, seed, samples, iteration), bad_images=bad_images
+    )
+    report_cores(loader.num_workers, opt['num_gpu'] > 0)
+    return loader, loader.dataset if is_stream else sampler
+
+
+def _validation_loaders(opt: dict, datasets: Mapping[str, Any]) -> list[Any]:
+    loaders = []
+    for key, options in opt['datasets'].items():
+        if options['phase'] != 'val':
+            continue
+        if opt['val'] is None:
+            logger.warning('%s is not used: there is no val section.', options['name'])
+            continue
+        loaders.append(build_dataloader(datasets[key], options, opt['num_gpu'], opt['dist']))
+        logger.info('Number of val images in %s: %d', options['name'], len(datasets[key]))
+    return loaders
+
+
+def _log_statistics(opt: dict, dataset: Any, sampler: Any, schedule: Schedule) -> None:
+    total_iter, stages = opt['train']['total_iter'], schedule.stages
+    begun = sum(stage.first <= total_iter for stage in stages)
+    if begun < len(stages):
+        logger.warning(
+            'datasets.train.progressive: %d of %d stages begin, as the run ends after iteration '
+            '%d.',
+            *(begun, len(stages), total_iter),
+        )
+    per_step = [schedule.gpus * stage.batch_size for stage in stages]
+    per_epoch = [f'{sampler.total_size / size:.1f}' for size in per_step]
+    number = 'unknown' if isinstance(dataset, IterableDataset) else len(dataset)
+    epochs = math.ceil(schedule.samples(total_iter) / sampler.total_size)
+    logger.info(
+        'Training statistics:'
+        f'\n\tNumber of train images: {number}'
+        f'\n\tDataset enlarge ratio: {opt["datasets"]["train"]["dataset_enlarge_ratio"]}'
+        f'\n\tBatch size per gpu: {_listed(stage.batch_size for stage in stages)}'
+        f'\n\tWorld size (gpu number): {opt["world_size"]}'
+        f'\n\tSamples per iteration: {_listed(per_step)}'
+        f'\n\tRequire iter number per epoch: {_listed(per_epoch)}'
+        f'\n\tTotal epochs: {epochs}; iters: {total_iter}.'
+    )
+
+
+def _listed(values: Any) -> str:
+    """The values of one stage of the training after the other."""
+    return ', '.join(map(str, values))
+
+
+def _warn_of_another_batch(size: int, before: int | None) -> None:
+    """Say that a resumed run has another batch than it had, as with another number of GPUs."""
+    if before is not None and before != size:
+        logger.warning(
+            'Resume: %d samples per iteration, and %d before. datasets.train.batch_size_total: %d '
+            'keeps the total.',
+            *(size, before, before),
+        )
+
+
+def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
+    """The batches of the loader, copied ahead to the GPU with ``prefetch_mode: cuda``."""
+    dataset_opt = opt['datasets']['train']
+    batches = CPUPrefetcher(train_loader)
+    if dataset_opt['prefetch_mode'] == 'cuda':
+        if opt['num_gpu'] == 0:
+            logger.warning('prefetch_mode cuda has no effect on the CPU.')
+        elif not dataset_opt['pin_memory']:
+            raise UserError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
+        batches = CUDAPrefetcher(train_loader, opt)
+    return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
+
+
+def create_train_val_dataloader(
+    opt: dict, logger: Any, resume_state: Mapping[str, Any] | None = None
+) -> tuple[Any, Any, list, int, int]:
+    """As ``build_loaders``, in the form of BasicSR 1.x.
+
+    Returns:
+        The endless training loader, its sampler, the validation loaders, and how many epochs and
+        iterations the run has.
+    """
+    loaders, total_iter = build_loaders(opt, resume_state), opt['train']['total_iter']
+    epochs = math.ceil(loaders.schedule.samples(total_iter) / loaders.sampler.total_size)
+    return loaders.train, loaders.sampler, loaders.val, epochs, total_iter
