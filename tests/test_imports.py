@@ -95,6 +95,37 @@ def test_imports_point_down(layer):
     assert upward == {}
 
 
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports within functions count as well."""
+    modules = {'basicsr.' + name.removesuffix('.py').replace('/', '.') for name in FILES}
+    graph = {}
+    for name, tree in TREES.items():
+        own = 'basicsr.' + name.removesuffix('.py').replace('/', '.')
+        package = own.rpartition('.')[0]
+        found = set()
+        for node, module in imports(tree):
+            module = package + module if module.startswith('.') else module
+            module = module.removesuffix('.')
+            names = [alias.name for alias in node.names]
+            found |= {module, f'{module}.__init__', *(f'{module}.{name}' for name in names)}
+        # A package's __init__ is what a name of the package comes from, if no file has that name.
+        graph[own] = (found & modules) - {own}
+
+    def cycle(module, path):
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(graph[module]):
+            if found := cycle(target, [*path, module]):
+                return found
+        done.add(module)
+        return []
+
+    done = set()
+    assert list(filter(None, (cycle(module, []) for module in sorted(graph)))) == []
+
+
 def test_every_file_belongs_to_a_layer():
     assert {layer_of(name) for name in FILES} <= LAYERS.keys()
 

@@ -1,7 +1,7 @@
 """What a model has by label: networks, their averages, optimizers and schedules."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from .optimization import (
     learning_rate_factor,
     warn_of_early_end,
 )
-from .preparation import build_sharding, prepare_for_training, use_channels_last, wrapped
+from .preparation import prepare_for_training, use_channels_last, wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -318,3 +318,28 @@ class Networks:
     def get_current_learning_rate(self) -> list[float]:
         """The rate of every parameter group, optimizer by optimizer."""
         return [float(g['lr']) for optimizer in self.optimizers for g in optimizer.param_groups]
+
+
+def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
+    """What splits the networks of a model over the processes, see ``Sharding``.
+
+    None unless ``train.sharding`` asks for it and there are processes to split them over.
+    """
+    train_opt = opt.get('train') or {}
+    if not train_opt.get('sharding'):
+        return None
+    if not opt['dist']:
+        if opt['num_gpu'] > 1:
+            raise UserError(
+                f'train.sharding needs one process per GPU, and num_gpu is {opt["num_gpu"]} in a '
+                f'single one: torchrun --nproc_per_node={opt["num_gpu"]} basicsr/train.py -opt FILE'
+            )
+        logger.info('train.sharding has no effect: this is the only process.')
+        return None
+    if train_opt.get('channels_last'):
+        raise UserError(
+            'train.sharding cuts weights whose memory is contiguous: leave channels_last out.'
+        )
+    from .sharding import Sharding  # which takes a second to import
+
+    return Sharding(device)

@@ -128,31 +128,6 @@ def wrapped(net: nn.Module, opt: Mapping[str, Any], device: torch.device) -> nn.
     return net
 
 
-def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
-    """What splits the networks of a model over the processes, see ``Sharding``.
-
-    None unless ``train.sharding`` asks for it and there are processes to split them over.
-    """
-    train_opt = opt.get('train') or {}
-    if not train_opt.get('sharding'):
-        return None
-    if not opt['dist']:
-        if opt['num_gpu'] > 1:
-            raise UserError(
-                f'train.sharding needs one process per GPU, and num_gpu is {opt["num_gpu"]} in a '
-                f'single one: torchrun --nproc_per_node={opt["num_gpu"]} basicsr/train.py -opt FILE'
-            )
-        logger.info('train.sharding has no effect: this is the only process.')
-        return None
-    if train_opt.get('channels_last'):
-        raise UserError(
-            'train.sharding cuts weights whose memory is contiguous: leave channels_last out.'
-        )
-    from .sharding import Sharding  # which takes a second to import
-
-    return Sharding(device)
-
-
 def _with_synced_norms(net: nn.Module) -> nn.Module:
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if norms and next(net.parameters()).device.type != 'cuda':

@@ -41,12 +41,24 @@ def check_run(model: Any, loaders: Any) -> None:
     try_training_batches(model, loaders.train)
     look_through(model.opt, loaders.val)
     try_metrics(model.opt, loaders.val)
-    val_freq = (model.opt['val'] or {}).get('val_freq')
-    if val_freq and not loaders.val and not model.draws_samples:
+    _warn_of_vain_options(model, loaders)
+
+
+def _warn_of_vain_options(model: Any, loaders: Any) -> None:
+    """Name options that this model, or this run, cannot honour."""
+    name, train_opt = type(model).__name__, model.opt['train']
+    if (model.opt['val'] or {}).get('val_freq') and not loaders.val and not model.draws_samples:
         logger.warning(
             'val.val_freq: there is no validation set, and %s draws no samples: nothing is '
             'validated.',
-            type(model).__name__,
+            name,
+        )
+    asked = [key for key in ('ema_decay', 'swa', 'posthoc_ema') if train_opt.get(key)]
+    has_own = any(key.startswith('net_') and key.endswith('_ema') for key in vars(model))
+    if asked and not any(model.averages.values()) and not has_own:
+        logger.warning(
+            'train.%s: %s keeps no average of a network (add_network with ema=True): no effect.',
+            *(', train.'.join(asked), name),
         )
 
 

@@ -6,6 +6,7 @@ imported is said by the option file on the command line alone.
 
 import sys
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def _is_incident(content: Any) -> bool:
 
 def _build(opt: dict, folder: Path, content: dict, weights: str | None) -> tuple[Any, str]:
     """The model of a run as it was before an incident, and what its weights are called."""
+    opt = deepcopy(opt)
     opt['manual_seed'] = content['manual_seed']
     opt['train'].update(dict.fromkeys(_LEFT_OUT), amp=content['amp'], on_nonfinite='stop')
     saved = [file.stem.rpartition('_')[2] for file in (folder / 'models').glob('net_g_*.*')]

@@ -164,3 +164,25 @@ def test_the_best_network_is_not_told_by_an_empty_set():
     opt = {'logger': {'keep_best': {'dataset': 'val', 'metric': 'psnr'}}}
     with pytest.raises(ValueError, match='keep_best goes by val, and that set is empty'):
         look_through(opt, [loader])
+
+
+NO_AVERAGE = """
+from basicsr.models.sr_model import SRModel
+from basicsr.utils.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class NoAverage(SRModel):
+    def add_ema(self, label):
+        pass
+
+    add_averages = add_ema
+"""
+
+
+def test_averages_that_a_model_does_not_keep_are_told(run, train_opt, tmp_path):
+    (tmp_path / 'no_average_model.py').write_text(NO_AVERAGE)
+    opt = train_opt(plugins=['.'], model_type='NoAverage', train__posthoc_ema=True)
+    text = log_text(run(opt))
+    assert 'train.ema_decay, train.posthoc_ema: NoAverage keeps no average' in text
+    assert 'keeps no average' not in log_text(run(train_opt(name='kept')))
