@@ -30,7 +30,9 @@ from .option_checks import check_unread
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 2  # of a batch: kernels that are compiled treat a single one in a way of its own
+_SAMPLES = (
+    2  # of a batch, at most: kernels that are compiled treat a single one in a way of its own
+)
 _MOST = 10  # samples that are tried where some may be bad
 _MOST_LOOKED_AT = 1000  # images of a validation set
 
@@ -86,9 +88,11 @@ def try_training_batches(model: Any, loader: Any) -> None:
 
 def _try_batch(model: Any, loader: Any, samples: Iterator[Any]) -> None:
     with seeded(model.opt['manual_seed'], 0):
-        chosen = list(itertools.islice(samples, _SAMPLES))
+        dataset_opt = model.opt['datasets']['train']
+        count = min(_SAMPLES, dataset_opt['batch_size_per_gpu'])
+        chosen = list(itertools.islice(samples, count))
         if chosen:
-            has_own = model.opt['datasets']['train'].get('collate_fn') is not None
+            has_own = dataset_opt.get('collate_fn') is not None
             batch = (loader.collate_fn if has_own else default_collate)(chosen)
             try_batch(model, images_to_float(batch))
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from basicsr.utils.dist_util import START_TIMEOUT, get_dist_info
+from basicsr.utils.dist_util import START_TIMEOUT
 from basicsr.utils.progress import Progress, current
 from basicsr.utils.text import some
 
@@ -60,15 +60,14 @@ class Report(Progress):
 
 
 _watchdog: 'Watchdog | None' = None
+_rank = 0  # of this process, also when it has left the process group
 
 
 def _own_report(beat: int = 0) -> Report:
     """The report of this process."""
     place, waits = _place_of_main_thread()
     who = f'{socket.gethostname()}, pid {os.getpid()}'
-    return Report(
-        **vars(current), rank=get_dist_info()[0], who=who, beat=beat, place=place, waits=waits
-    )
+    return Report(**vars(current), rank=_rank, who=who, beat=beat, place=place, waits=waits)
 
 
 def start(timeout: float) -> None:
@@ -104,9 +103,7 @@ def _end_late(timeout: float) -> None:
 
 
 def _show_stacks() -> None:
-    sys.stderr.write(
-        f'Stacks of rank {get_dist_info()[0]}, of its threads the latest call first:\n'
-    )
+    sys.stderr.write(f'Stacks of rank {_rank}, of its threads the latest call first:\n')
     sys.stderr.flush()
     faulthandler.dump_traceback()
 
@@ -135,7 +132,9 @@ class Watchdog(threading.Thread):
 
     def __init__(self, timeout: float):
         super().__init__(name='watchdog', daemon=True)
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        global _rank
+        _rank = self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
         self.stopped = threading.Event()
         self.timeout = timeout
         self.interval = min(timeout / 20, 1.0)

@@ -151,7 +151,8 @@ def test_two_processes_of_a_model_of_the_guide_are_verified_to_resume_exactly(
     heading, guide_opt, tmp_path, monkeypatch, capsys
 ):
     opt = guide_opt(heading, **EVERYTHING)
-    del opt['train']['channels_last'], opt['logger'], opt['train']['swa']['lr']
+    del opt['train']['channels_last'], opt['logger']
+    opt['train']['swa'] = {**EVERYTHING['train__swa'], 'lr': None}
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'x.yml').write_text(json.dumps(opt))
     flags = ['--iters', '8', '--kills', '2', '--nproc', '2']

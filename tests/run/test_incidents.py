@@ -402,7 +402,7 @@ class Poisoned(SRModel):
     program = repository / 'tests' / 'distributed_program.py'
     result = run_program(*TORCHRUN, program, 'plan.json')
     assert result.returncode == 1
-    assert 'FloatingPointError: Iteration 3: not finite: ' in result.stderr
+    assert 'NonFiniteError: Iteration 3: not finite: ' in result.stderr
 
     skip, back, cut, split, stop = (
         tmp_path / 'experiments' / name for name in ('skip', 'back', 'cut', 'split', 'stop')
