@@ -1,14 +1,24 @@
 """Networks. An option ``type`` names one; its other options are its constructor's arguments."""
 
 import logging
+import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from basicsr.utils.checkpoint import (
+    load_checkpoint,
+    select_params,
+    split_description,
+    state_dicts,
+)
+from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.registry import ARCH_REGISTRY
+from basicsr.utils.text import some
 
-__all__ = ['ARCH_REGISTRY', 'build_network']
+__all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
 logger = logging.getLogger(__name__)
 
@@ -18,3 +28,52 @@ def build_network(opt: Mapping[str, Any]) -> nn.Module:
     net = ARCH_REGISTRY.build(opt)
     logger.info('Network [%s] is created.', type(net).__name__)
     return net
+
+
+def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Module:
+    """The network that a checkpoint of this package holds: on the CPU, in eval mode.
+
+    Args:
+        param_key: Which of its weights; None: ``params_ema`` if they are there, else ``params``.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is damaged, has no such weights, does not say which network it holds, or
+            that network cannot be built or does not fit the weights.
+    """
+    content = load_checkpoint(file)
+    keys = state_dicts(content) if isinstance(content, Mapping) else ()
+    if param_key is not None and param_key not in keys:
+        found = some(list(map(str, keys))) or 'none'
+        raise UserError(f"{file} has no weights '{param_key}'; it has: {found}.")
+    state, used_key = select_params(content, param_key, file)
+    _, described = split_description(content)
+    options = described.get('network')
+    if not isinstance(options, Mapping) or 'type' not in options:
+        which = f"['{used_key}']" if used_key else ''
+        raise UserError(
+            f'{file} does not say which network it holds; files of other programs do not. '
+            "Build it, net = build_network({'type': …}), and load its weights, "
+            f'net.load_state_dict(load_checkpoint(file){which}).'
+        )
+    net = _build_described(options, file)
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f'{file}, written by basicsr {described.get("version")}, does not fit the network that '
+            f'is built here from {dict(options)}: {textwrap.shorten(str(error), 500)}'
+        ) from error
+    return net.eval()
+
+
+def _build_described(options: Mapping[str, Any], file: str | Path) -> nn.Module:
+    try:
+        return build_network(options)
+    except MissingKeyError as error:
+        raise UserError(
+            f'{file} holds {dict(options)}. {error.args[0]} From Python, '
+            'basicsr.utils.registry.import_plugins([folder]) does that.'
+        ) from error
+    except Exception as error:  # whatever a constructor makes of arguments that it cannot take
+        raise UserError(f'{file} holds {dict(options)}, which cannot be built: {error}') from error

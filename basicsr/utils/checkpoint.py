@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from basicsr.version import __version__
+
 from .errors import UserError
 from .misc import atomic_path
-from .safetensors_file import as_safetensors, read_safetensors
+from .safetensors_file import DESCRIPTION, as_safetensors, read_safetensors, split_description
 from .text import sizeof_fmt, some
 from .wrong_weights import why_no_state_dict, why_unusable
 
@@ -73,7 +75,8 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
     """Write tensors and plain Python values to ``path``, atomically.
 
     Args:
-        content: A file ``*.safetensors`` takes only a state dict, or a dict of state dicts.
+        content: A file ``*.safetensors`` takes only a state dict, or a dict of state dicts; either
+            with the ``description`` of the network.
 
     Returns:
         ``size`` in bytes and ``sha256`` of the file.
@@ -93,6 +96,39 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
         except RuntimeError as error:  # so torch reports a full disk
             raise file.error or OSError(str(error)) from error
     return {'size': file.size, 'sha256': file.sha256()}
+
+
+def description(network_options: Mapping[str, Any], scale: int | None) -> dict[str, Any]:
+    """What a file says of its network, under the key ``DESCRIPTION``; other programs ignore it.
+
+    Options that are no plain values cannot be read back safely: a warning says so, and the network
+    is None.
+
+    Args:
+        network_options: Type and arguments, such as the section ``network_g``.
+        scale: Size of the output over that of the input.
+    """
+    try:
+        network = _plain(network_options)
+    except TypeError as error:
+        network = None
+        logger.warning(
+            'Saving: the network %s has %s among its arguments, and files hold plain values alone: '
+            'load_network_from will not know it.',
+            *(network_options.get('type'), error),
+        )
+    return {'network': network, 'scale': scale, 'version': __version__}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON would give it back."""
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f'{value!r:.80}')
 
 
 def _check_space(content: dict, path: Path) -> None:
@@ -268,6 +304,7 @@ def convert(source: str | Path, target: str | Path, key: str | None = None) -> N
 
     Args:
         key: Of the state dict to write alone, as other programs want it; None for all of the file.
+            The description of the network is kept unless a .pth gets bare weights.
 
     Raises:
         FileExistsError: There is a ``target``.
@@ -280,11 +317,15 @@ def convert(source: str | Path, target: str | Path, key: str | None = None) -> N
     content = load_checkpoint(source)
     if not isinstance(content, dict):
         raise UserError(f'{source} holds a {type(content).__name__}; a dict is needed.')
+    content, described = split_description(content)
     if key is not None:
         if not isinstance(content.get(key), Mapping):
             found = ', '.join(map(str, content)) or 'none'
             raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
         content = content[key]
+    is_bare = not any(isinstance(value, Mapping) for value in content.values())
+    if described and not (is_bare and Path(target).suffix == '.pth'):  # it would pass for a weight
+        content = {**content, DESCRIPTION: described}
     save_checkpoint(content, target)
 
 
@@ -338,6 +379,11 @@ def take_below_prefix(
     return found
 
 
+def state_dicts(content: Mapping[Any, Any]) -> dict[Any, Mapping[str, Any]]:
+    """The state dicts of a file, by their keys; the description of the network is none."""
+    return {k: v for k, v in content.items() if isinstance(v, Mapping) and k != DESCRIPTION}
+
+
 def select_params(content: Any, param_key: str | None, path: str | Path) -> tuple:
     """Find the state dict in a checkpoint file: (state dict, key used or None).
 
@@ -349,7 +395,8 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
     """
     if not isinstance(content, Mapping):
         raise UserError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
-    states = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+    states = state_dicts(content)
+    content, _ = split_description(content)
     key = next((k for k in (param_key, 'params_ema', 'params', 'state_dict') if k in states), None)
     if key is not None:
         if key != param_key and param_key is not None:

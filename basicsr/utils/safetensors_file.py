@@ -2,8 +2,9 @@
 
 The format: https://github.com/huggingface/safetensors
 It is flat, so the names of several state dicts begin with the key of theirs, as in
-``params_ema.conv.weight``; the file's metadata lists the keys, and has a checksum. It is a single
-entry, as the order of several would differ from file to file.
+``params_ema.conv.weight``; the file's metadata lists the keys, has the description of the network
+where there is one, and a checksum. It is a single entry, as the order of several would differ from
+file to file.
 """
 
 import json
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from .errors import MissingPackageError, UserError
 
-_ENTRY = 'basicsr'  # of the metadata: the checksum, a blank, and the keys as JSON
+# The key of what a file says of its network, beside its state dicts. In the metadata, of checksum,
+# a blank, and JSON: the list of keys, or an object with it and the description.
+DESCRIPTION = 'basicsr'
 
 
 def require_safetensors() -> Any:
@@ -33,14 +36,23 @@ def require_safetensors() -> Any:
     return safetensors.torch
 
 
+def split_description(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], dict[str, Any]]:
+    """What a file holds without the description of its network, and that; {} if there is none."""
+    described = content.get(DESCRIPTION)
+    if not isinstance(described, Mapping):
+        return content, {}
+    return {key: value for key, value in content.items() if key != DESCRIPTION}, dict(described)
+
+
 def as_safetensors(content: Mapping[str, Any]) -> bytes:
-    """A safetensors file of a state dict, or of a dict of state dicts.
+    """A safetensors file of a state dict, or of a dict of state dicts; either with a description.
 
     Tensors that share memory become separate ones; all are contiguous.
 
     Raises:
         ValueError: The content has other values.
     """
+    content, described = split_description(content)
     keys = [key for key, value in content.items() if isinstance(value, Mapping)]
     if keys and len(keys) < len(content):
         raise UserError(_refusal(content.keys() - keys))
@@ -49,12 +61,17 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
         raise UserError(
             f'the keys {", ".join(keys)} and names below them are ambiguous when joined.'
         )
-    named = named if keys else dict(content)
+    named = named if keys else content
     others = [name for name, value in named.items() if not _can_be_kept(name, value)]
     if others:
         raise UserError(_refusal(others))
-    tensors, listed = _separate(named), json.dumps(keys)
-    return require_safetensors().save(tensors, {_ENTRY: f'{_checksum(tensors, listed)} {listed}'})
+    try:
+        listed = json.dumps({'keys': keys, 'description': described} if described else keys)
+    except (TypeError, ValueError) as error:
+        raise UserError(_refusal([DESCRIPTION])) from error
+    tensors = _separate(named)
+    entry = f'{_checksum(tensors, listed)} {listed}'
+    return require_safetensors().save(tensors, {DESCRIPTION: entry})
 
 
 def _refusal(names: Any) -> str:
@@ -85,9 +102,9 @@ def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor], keys: str) -> str:
-    """CRC-32 of the listed keys and of names, kinds, shapes and values of the tensors."""
-    value = zlib.crc32(keys.encode())
+def _checksum(tensors: Mapping[str, Tensor], listed: str) -> str:
+    """CRC-32 of the JSON and of names, kinds, shapes and values of the tensors."""
+    value = zlib.crc32(listed.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         head = f'{name} {tensor.dtype} {tuple(tensor.shape)}'
@@ -111,16 +128,19 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
         tensors = package.load(Path(path).read_bytes())  # load_file would go on reading the file
     except Exception as error:  # what is no such file can make a reader fail in any way
         raise UserError(f'cannot load {path}: it is damaged ({error}).') from error
-    if _ENTRY not in metadata:
+    if DESCRIPTION not in metadata:
         return tensors
-    checksum, _, keys = metadata[_ENTRY].partition(' ')
-    if checksum != _checksum(tensors, keys):
+    checksum, _, text = metadata[DESCRIPTION].partition(' ')
+    if checksum != _checksum(tensors, text):
         raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     try:
-        content: dict[str, Any] = {key: {} for key in json.loads(keys)}
+        listed = json.loads(text)
+        described = isinstance(listed, dict)
+        content: dict[str, Any] = {key: {} for key in (listed['keys'] if described else listed)}
         for name, tensor in tensors.items() if content else ():
             key = max((key for key in content if name.startswith(f'{key}.')), key=len)
             content[key][name.removeprefix(f'{key}.')] = tensor
-    except (ValueError, TypeError) as error:
+        content = content or tensors
+        return content | {DESCRIPTION: listed['description']} if described else content
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f'cannot load {path}: it lists no keys ({error}).') from error
-    return content or tensors

@@ -8,6 +8,7 @@ import time
 import zipfile
 from collections import Counter, OrderedDict
 from contextlib import suppress
+from datetime import date
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from torch import nn
 
 from basicsr.models.base_model import BaseModel
 from basicsr.utils.checkpoint import (
+    DESCRIPTION,
     BackgroundSaver,
+    description,
     load_checkpoint,
     save_checkpoint,
     select_params,
@@ -394,6 +397,7 @@ def test_a_net_with_an_attribute_module_is_saved_and_loaded(base_model, tmp_path
 
 
 OTHER = {'conv.weight': torch.zeros(4)}
+ENTRY = description({'type': 'EDSR'}, 4)
 
 
 @pytest.mark.parametrize(
@@ -408,6 +412,9 @@ OTHER = {'conv.weight': torch.zeros(4)}
         ({'params': OTHER, 'mine': STATE}, 'mine', 'mine'),
         (STATE, 'params', None),
         ({'params': torch.ones(1)}, 'params', None),
+        ({DESCRIPTION: ENTRY, 'params': STATE}, None, 'params'),
+        ({'mine': STATE, DESCRIPTION: ENTRY}, 'mine', 'mine'),
+        ({DESCRIPTION: torch.ones(1)}, 'params', None),
     ],
 )
 def test_the_state_dict_of_a_file_is_found(content, asked, used, caplog):
@@ -423,19 +430,28 @@ def test_the_state_dict_of_a_file_is_found(content, asked, used, caplog):
         ({'params': STATE}, 'params_ema', 'params'),
         ({'params_ema': STATE, 'params': OTHER}, 'mine', 'params_ema'),
         ({'state_dict': STATE}, 'params', 'state_dict'),
+        ({DESCRIPTION: {}, 'params': STATE}, DESCRIPTION, 'params'),
     ],
 )
 def test_another_key_than_the_one_asked_for_is_named(content, asked, used, caplog):
     assert select_params(content, asked, 'x.pth') == (content[used], used)
     (record,) = caplog.records
-    keys = ', '.join(content)
+    keys = ', '.join(key for key in content if key != DESCRIPTION)
     message = f'Loading: x.pth has no key {asked}; using {used} (it has: {keys}).'
     assert (record.levelname, record.message) == ('WARNING', message)
+
+
+def test_bare_weights_with_a_description_are_those_of_the_network(caplog):
+    state, key = select_params(STATE | {DESCRIPTION: ENTRY}, 'params', 'x.pth')
+    assert differences(state, STATE) == []
+    assert (key, caplog.messages) == (None, [])
 
 
 @pytest.mark.parametrize(
     ('content', 'message'),
     [
+        ({'net': STATE, DESCRIPTION: ENTRY}, "no key 'params' .*keys are net. Set .* to net."),
+        ({DESCRIPTION: ENTRY}, "no key 'params' .* It holds no weights."),
         ({'net': STATE, 'epoch': 3}, "no key 'params' .*its keys are net, epoch. Set path.param"),
         ({}, "has no key 'params'"),
         ([1, 2], 'holds a list; a state dict is needed'),
@@ -444,3 +460,28 @@ def test_another_key_than_the_one_asked_for_is_named(content, asked, used, caplo
 def test_a_file_without_a_state_dict_is_refused(content, message):
     with pytest.raises(ValueError, match=f'x.pth .*{message}|x.pth {message}'):
         select_params(content, 'params', 'x.pth')
+
+
+# ---------------------------------------------------------------------------- which network it is
+
+
+def test_a_description_is_of_plain_values_that_either_format_gives_back(tmp_path):
+    options = OrderedDict(
+        type='EDSR', rgb_mean=(0.4, 0.5), res_scale=1e-4, deep={'a': [None, True]}
+    )
+    entry = description(options, 4)
+    plain = {'type': 'EDSR', 'rgb_mean': [0.4, 0.5], 'res_scale': 1e-4, 'deep': {'a': [None, True]}}
+    assert entry == {'network': plain, 'scale': 4, 'version': '2.0.0'}
+    for ending in ('pth', 'safetensors'):
+        save_checkpoint({'params': STATE, DESCRIPTION: entry}, tmp_path / f'x.{ending}')
+        content = load_checkpoint(tmp_path / f'x.{ending}')
+        assert differences(content, {'params': STATE, DESCRIPTION: entry}) == []
+
+
+@pytest.mark.parametrize('value', [date(2026, 1, 2), b'x', {1: 2}, np.float64(1), STATE, nn.ReLU])
+def test_arguments_that_no_file_can_hold_are_told_and_do_not_stop_a_save(value, caplog):
+    entry = description({'type': 'Mine', 'act': [value]}, None)
+    assert entry == {'network': None, 'scale': None, 'version': '2.0.0'}
+    (message,) = caplog.messages
+    assert message.startswith('Saving: the network Mine has ')
+    assert message.endswith('load_network_from will not know it.')

@@ -8,7 +8,7 @@ from runs import checkpoint, differences, log_text, psnr_of
 from basicsr import cli
 from basicsr.utils import checkpoint as checkpoint_file
 from basicsr.utils import safetensors_file
-from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
+from basicsr.utils.checkpoint import DESCRIPTION, description, load_checkpoint, save_checkpoint
 from basicsr.utils.safetensors_file import as_safetensors, read_safetensors
 
 STATE = {'conv.weight': torch.arange(4.0).reshape(2, 2), 'steps': torch.tensor(3)}
@@ -19,8 +19,12 @@ def file(tmp_path):
     return tmp_path / 'x.safetensors'
 
 
+BOTH = {'params': STATE, 'params_ema': {'a.b': torch.ones(2)}}
+ENTRY = {DESCRIPTION: description({'type': 'EDSR', 'rgb_mean': [0.1, 0.5, 1e-8]}, 3)}
+
+
 @pytest.mark.parametrize(
-    'content', [STATE, {'params': STATE}, {'params': STATE, 'params_ema': {'a.b': torch.ones(2)}}]
+    'content', [STATE, {'params': STATE}, BOTH, BOTH | ENTRY, ENTRY | BOTH, STATE | ENTRY]
 )
 def test_what_is_written_is_read_back(file, content):
     save_checkpoint(content, file)
@@ -28,7 +32,7 @@ def test_what_is_written_is_read_back(file, content):
 
 
 def test_equal_networks_give_equal_bytes(file, tmp_path):
-    content = {'params': STATE, 'params_ema': STATE}
+    content = {'params': STATE, 'params_ema': STATE, **ENTRY}
     files = [file.with_name(f'{number}.safetensors') for number in range(4)]
     records = [save_checkpoint(content, name) for name in files]
     assert len({record['sha256'] for record in records}) == 1
@@ -59,14 +63,19 @@ def test_other_programs_read_the_names_and_their_files_are_read(file):
 
 
 def test_what_is_not_a_tensor_is_refused_by_name(file):
-    for content, named in (({'params': STATE, 'iter': 3}, 'iter'), ({'params': {'x': 2}}, 'x')):
+    for content, named in (
+        ({'params': STATE, 'iter': 3}, 'iter'),
+        ({'params': {'x': 2}}, 'x'),
+        ({'params': STATE, DESCRIPTION: STATE}, DESCRIPTION),
+        ({'params': STATE, DESCRIPTION: 3}, DESCRIPTION),
+    ):
         with pytest.raises(ValueError, match=f'holds networks alone .* and no .*{named}'):
             save_checkpoint(content, file)
     assert not file.exists()
 
 
 def test_damage_to_tensors_or_keys_is_seen(file):
-    save_checkpoint({'params': STATE, 'params_ema': STATE}, file)
+    save_checkpoint({'params': STATE, 'params_ema': STATE, **ENTRY}, file)
     whole = file.read_bytes()
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -152,7 +161,7 @@ def convert(tmp_path, monkeypatch, capsys):
 
 
 def test_files_are_converted_there_and_back(convert, tmp_path):
-    content = {'params': STATE, 'params_ema': {'conv.weight': torch.ones(2)}}
+    content = {'params': STATE, 'params_ema': {'conv.weight': torch.ones(2)}, **ENTRY}
     save_checkpoint(content, tmp_path / 'a.pth')
     assert convert('a.pth', 'b.safetensors')[0] == 0
     assert convert('b.safetensors', 'c.pth')[0] == 0
@@ -163,8 +172,21 @@ def test_files_are_converted_there_and_back(convert, tmp_path):
     assert differences(bare, content['params_ema']) == []
 
 
+def test_bare_weights_keep_the_description_where_it_is_not_taken_for_one(convert, tmp_path):
+    save_checkpoint({'params': STATE, **ENTRY}, tmp_path / 'a.pth')
+    for source, target, *key, kept in (
+        ('a.pth', 'b.safetensors', '--key', 'params', ENTRY),
+        ('b.safetensors', 'c.safetensors', ENTRY),
+        ('b.safetensors', 'd.pth', {}),
+        ('a.pth', 'e.pth', '--key', 'params', {}),
+    ):
+        assert convert(source, target, *key)[0] == 0
+        assert differences(load_checkpoint(tmp_path / target), STATE | kept) == []
+
+
 def test_what_cannot_be_converted_is_told(convert, tmp_path):
     save_checkpoint({'params': STATE, 'iter': 2}, tmp_path / 'a.pth')
+    save_checkpoint({'params': STATE, **ENTRY}, tmp_path / 'described.pth')
     for arguments, message in (
         (('a.pth', 'a.pth'), 'a.pth exists: remove it'),
         (('a.pth', 'b.bin'), 'b.bin must end in .pth or .safetensors'),
@@ -172,6 +194,10 @@ def test_what_cannot_be_converted_is_told(convert, tmp_path):
         (
             ('a.pth', 'b.pth', '--key', 'mine'),
             "has no state dict 'mine'; its keys are: params, iter",
+        ),
+        (
+            ('described.pth', 'b.pth', '--key', 'basicsr'),
+            "has no state dict 'basicsr'; its keys are: params.",
         ),
         (('none.pth', 'b.pth'), 'no checkpoint file none.pth'),
     ):
@@ -186,7 +212,7 @@ def test_names_that_would_be_one_when_joined_are_refused():
         as_safetensors(content)
 
 
-@pytest.mark.parametrize('keys', ['5', '{x', '["zzz"]', '[["params"]]'])
+@pytest.mark.parametrize('keys', ['5', '{x', '["zzz"]', '[["params"]]', '{}', '{"keys": 3}'])
 def test_a_list_of_keys_that_is_none_is_damage(tmp_path, keys):
     tensors = {'params.a': torch.ones(1)}
     entry = {'basicsr': f'{safetensors_file._checksum(tensors, keys)} {keys}'}
