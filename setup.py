@@ -27,7 +27,7 @@ setup(
         'test': [
             *('pytest>=8', 'pytest-xdist>=3.8', 'ruff>=0.14', 'setuptools>=77'),
             *('safetensors>=0.5.0', 'schedulefree>=1.4.1', 'webdataset>=1.0.2'),
-            'torchmetrics>=1.7.0',
+            *('spandrel>=0.4.0', 'torchmetrics>=1.7.0'),
         ],
         'docs': ['sphinx>=8', 'myst-parser>=4', 'furo>=2024.8'],
     },

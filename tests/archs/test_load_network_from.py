@@ -212,7 +212,9 @@ def test_a_program_that_takes_the_weights_by_their_key_loads_them(write):
 
 @pytest.fixture(scope='module')
 def spandrel():
-    return pytest.importorskip('spandrel', reason='pip install spandrel')
+    import spandrel  # here, since it imports torchvision
+
+    return spandrel
 
 
 @pytest.mark.filterwarnings('ignore:torch.meshgrid')
