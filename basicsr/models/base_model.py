@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from basicsr.data import shard
 from basicsr.metrics.metric import ImageScores
-from basicsr.utils.checkpoint import BackgroundSaver, copy_to_cpu
+from basicsr.utils.checkpoint import BackgroundSaver, copy_to_cpu, description
 from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info, share_buffers
 from basicsr.utils.errors import UserError
 from basicsr.utils.progress import note
 from basicsr.utils.rng import seed_all
-from basicsr.utils.safetensors_file import require_safetensors
+from basicsr.utils.safetensors_file import DESCRIPTION, require_safetensors
 
 from . import state
 from .averaging import PowerAverages
@@ -368,10 +368,16 @@ class BaseModel(Networks):
         keys = param_key if isinstance(param_key, list) else [param_key]
         if len(nets) != len(keys):
             raise UserError(f'{len(nets)} networks need as many param_keys, got {keys}.')
-        states = [dict(self.get_bare_model(n).state_dict()) for n in nets]
+        content = {
+            key: dict(self.get_bare_model(n).state_dict())
+            for key, n in zip(keys, nets, strict=True)
+        }
+        options = self.opt.get(f'network_{net_label.removeprefix("net_")}')
+        if options:
+            content[DESCRIPTION] = description(options, self.opt.get('scale'))
         name = f'{net_label}_{"latest" if current_iter == -1 else current_iter}'
         path = Path(self.opt['path']['models']) / f'{name}{self._network_suffix}'
-        self._write(dict(zip(keys, states, strict=True)), path)
+        self._write(content, path)
 
     def _write(self, content: dict, path: Path) -> None:
         if self.sharding:
