@@ -1,6 +1,7 @@
 """The benchmarks run, and what they compare with computes the same thing."""
 
 import json
+import math
 import random
 import re
 import sys
@@ -48,7 +49,7 @@ def test_the_benchmarks_fill_their_rows_of_the_table_and_the_json(run_program, t
     lines = re.findall(r'^\| (\w+): .*\|$', program.stdout, re.MULTILINE)
     assert lines == [row['benchmark'] for row in report['rows']]
     assert list(dict.fromkeys(lines)) == list(report['raw']) == names
-    assert all(np.isfinite(row['value']) for row in report['rows'])
+    assert all(0 < row['value'] < math.inf for row in report['rows'])
     assert {'torch', 'python', 'basicsr'} <= report['machine']['versions'].keys()
     assert report['machine']['cpus'] > 0
     assert report['quick'] is True

@@ -127,6 +127,7 @@ def test_no_file_imports_itself_by_way_of_others():
 
 
 def test_every_file_belongs_to_a_layer():
+    assert {'utils/options.py', 'models/sr_model.py', 'train.py'} <= TREES.keys()
     assert {layer_of(name) for name in FILES} <= LAYERS.keys()
 
 

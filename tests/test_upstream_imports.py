@@ -1,6 +1,7 @@
 """What projects that depend on basicsr import, and such a project at work."""
 
 import importlib
+import re
 
 import cv2
 import pytest
@@ -123,9 +124,13 @@ def test_a_project_in_the_style_of_upstream_tests_its_checkpoint(run, handwritte
     trained = run(opt)
     test_opt = {key: opt[key] for key in ('name', 'model_type', 'scale', 'num_gpu', 'network_g')}
     test_opt['datasets'] = {'test': opt['datasets']['val']}
-    test_opt['path'] = {'pretrain_network_g': str(trained / 'models/net_g_latest.pth')}
+    weights = str(trained / 'models/net_g_latest.pth')
+    test_opt['path'] = {'pretrain_network_g': weights, 'param_key_g': 'params_ema'}
     test_opt['val'] = {'metrics': opt['val']['metrics']}
-    assert 'psnr: ' in log_text(run(test_opt, pipeline='test'))
+    folder = run(test_opt, pipeline='test')
+    (score,) = re.findall(r'psnr: ([\d.]+)', log_text(folder))
+    last = [row['metrics/val/psnr'] for row in rows(trained) if 'metrics/val/psnr' in row][-1]
+    assert float(score) == pytest.approx(last, abs=1e-4)
 
 
 def test_a_project_that_starts_its_scores_only_once_validates(run, handwritten_opt):

@@ -349,10 +349,16 @@ def test_the_position_embedding_is_resized_for_other_sizes():
     assert net.no_weight_decay() == {'absolute_pos_embed'}
     x = image(1, 3, 16, 16)
     before = net(x), net(image(1, 3, 9, 30))
-    net.absolute_pos_embed.add_(torch.arange(256).view(1, 256, 1) / 256)
+    ramp = torch.arange(16.0).repeat_interleave(16)  # the row of each token
+    net.absolute_pos_embed.copy_(ramp.view(1, 256, 1).expand(1, 256, 12))
     after = net(x), net(image(1, 3, 9, 30))
     assert all(not torch.allclose(a, b) for a, b in zip(before, after, strict=True))
     assert net._position_embedding((16, 16)) is net.absolute_pos_embed
+    resized = net._position_embedding((32, 24)).view(32, 24, 12)
+    # Twice the rows: a ramp again, of half the slope, but for what the border repeats.
+    expected = (torch.arange(32) - 0.5) / 2
+    torch.testing.assert_close(resized[4:-4, 3, 5], expected[4:-4], rtol=0, atol=1e-4)
+    torch.testing.assert_close(resized, resized[:, :1, :1].expand(32, 24, 12), rtol=0, atol=1e-4)
 
 
 def test_the_defaults_build_although_their_window_does_not_divide_img_size():

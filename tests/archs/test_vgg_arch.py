@@ -257,7 +257,8 @@ def test_a_file_of_the_type_is_found_without_a_download(folder, files, offline, 
     net = VGGFeatureExtractor(['conv2_1'], 'vgg11')
     assert torch.equal(net.vgg_net.conv2_1.weight, layers[3].weight)
     assert offline == []
-    with pytest.raises(FileNotFoundError):  # the file of another type is not taken for it
+    # The file of another type is not taken for it.
+    with pytest.raises(FileNotFoundError, match=r'vgg13-\w+\.pth'):
         VGGFeatureExtractor(['conv2_1'], 'vgg13')
 
 

@@ -86,10 +86,15 @@ def test_a_training_that_fails_by_itself_is_shown(verify, train_opt):
 def test_a_missing_file_and_wrong_flags_are_refused(capsys, tmp_path):
     assert main(['-opt', str(tmp_path / 'none.yml')]) == 2
     assert 'none.yml' in capsys.readouterr().err
-    for flags in (['--iters', '1'], ['--kills', '0'], ['--keep', str(tmp_path)]):
+    for flags, message in (
+        (['--iters', '1'], '--iters must be above 1'),
+        (['--kills', '0'], '--kills, --nproc and --save-every above 0'),
+        (['--keep', str(tmp_path)], f'--keep: {tmp_path} is there already'),
+    ):
         with pytest.raises(SystemExit) as stop:
             main(['-opt', 'x.yml', *flags])
         assert stop.value.code == 2
+        assert message in ' '.join(capsys.readouterr().err.split())
 
 
 def a_run(folder, weight, row):

@@ -1,6 +1,7 @@
 import gc
 import itertools
 import logging
+import os
 import pickle
 import random
 import sys
@@ -22,6 +23,7 @@ from basicsr.data import (
 from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import PrefetchDataLoader
 from basicsr.utils.registry import DATASET_REGISTRY, import_plugins
+from basicsr.utils.rng import mix
 
 # A third party's dataset, which draws from every generator there is.
 DICE = """
@@ -71,6 +73,19 @@ def drawn(loader, count):
     return torch.cat([batch['drawn'] for batch in itertools.islice(loader, count)]).tolist()
 
 
+def samples(count, seed=3, start=0):
+    """What the dice show in the samples from ``start`` on: seeded by the seed and the number."""
+    sampler, rows = EnlargedSampler(range(10), 1, 0, seed=seed), []
+    for number in range(start, start + count):
+        sampler.set_epoch(number // 10)
+        value = mix(seed, number)
+        drawn_by_numpy = np.random.RandomState([value >> 32, value % 2**32]).rand()
+        drawn_by_torch = torch.rand(1, generator=torch.Generator().manual_seed(value)).item()
+        drawn_by_python = random.Random(value).random()
+        rows.append([list(sampler)[number % 10], drawn_by_python, drawn_by_numpy, drawn_by_torch])
+    return rows
+
+
 def generator_states():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
@@ -79,23 +94,23 @@ def generator_states():
 
 
 @pytest.mark.parametrize(
-    ('workers', 'context'), [(1, 'fork'), (3, 'fork'), (1, 'spawn'), (1, 'forkserver')]
+    ('workers', 'context'),
+    [(0, None), (1, 'fork'), (3, 'fork'), (1, 'spawn'), (1, 'forkserver')],
 )
-def test_what_is_drawn_for_a_sample_does_not_depend_on_the_workers(dice, workers, context):
-    assert drawn(endless(dice, workers, context=context), 7) == drawn(endless(dice), 7)
+def test_what_is_drawn_for_a_sample_follows_from_seed_and_number(dice, workers, context):
+    assert drawn(endless(dice, workers, context=context), 7) == samples(14)
 
 
-@pytest.mark.parametrize('mode', [None, 'cpu', 'cuda'])
+@pytest.mark.parametrize('mode', ['cpu', 'cuda'])
 def test_what_is_drawn_for_a_sample_does_not_depend_on_prefetching(dice, mode):
     loader = endless(dice, prefetch_mode=mode, num_prefetch_queue=3)
-    assert drawn(loader, 6) == drawn(endless(dice), 6)
+    assert drawn(loader, 6) == samples(12)
 
 
+@pytest.mark.parametrize('start', [2, 14])
 @pytest.mark.parametrize('workers', [0, 2])
-def test_a_loader_started_in_the_middle_goes_on_as_if_never_stopped(dice, workers):
-    whole = drawn(endless(dice), 12)
-    for start in (2, 14):
-        assert drawn(endless(dice, workers, start=start), 5) == whole[start : start + 10]
+def test_a_loader_started_in_the_middle_goes_on_as_if_never_stopped(dice, workers, start):
+    assert drawn(endless(dice, workers, start=start), 5) == samples(10, start=start)
 
 
 def test_every_pass_draws_anew_from_every_generator(dice):
@@ -110,7 +125,7 @@ def test_another_seed_draws_other_numbers_in_another_order(dice):
     first, second = (np.array(drawn(endless(dice, seed=seed), 5)) for seed in (3, 4))
     assert not set(first[:, 1:].ravel()) & set(second[:, 1:].ravel())
     assert first[:, 0].tolist() != second[:, 0].tolist()
-    assert drawn(endless(dice, seed=4), 5) == second.tolist()
+    assert second.tolist() == samples(10, seed=4)
 
 
 def test_two_ranks_draw_together_what_one_draws_with_twice_the_batch(dice, monkeypatch):
@@ -119,7 +134,8 @@ def test_two_ranks_draw_together_what_one_draws_with_twice_the_batch(dice, monke
         monkeypatch.setattr(basicsr.data, 'get_dist_info', lambda rank=rank: (rank, 2))
         shares += drawn(endless(dice, ranks=2, rank=rank), 8)
     monkeypatch.undo()
-    assert sorted(shares) == sorted(drawn(endless(dice, batch=4), 8))
+    assert sorted(shares) == sorted(samples(32))
+    assert drawn(endless(dice, batch=4), 8) == samples(32)
 
 
 @pytest.mark.parametrize('workers', [0, 2])
@@ -203,6 +219,8 @@ def test_a_prefetching_thread_never_draws_in_the_process_itself(dice):
     loader = endless(dice, prefetch_mode='cpu', num_prefetch_queue=2)
     assert isinstance(loader, PrefetchDataLoader)
     assert (loader.num_prefetch_queue, loader.num_workers) == (2, 1)
+    (worker,) = {pid for batch in itertools.islice(loader, 4) for pid in batch['worker'].tolist()}
+    assert worker != os.getpid()
 
 
 def test_a_worker_is_seeded_from_its_rank_and_number(monkeypatch):
@@ -213,7 +231,7 @@ def test_a_worker_is_seeded_from_its_rank_and_number(monkeypatch):
     random.seed(109)
     np.random.seed(109)
     assert values == (random.random(), np.random.rand())
-    assert heeds
+    assert heeds == [True]
 
 
 def test_a_dataset_is_reached_through_the_one_that_seeds(dice):

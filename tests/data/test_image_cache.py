@@ -178,7 +178,7 @@ def test_auto_leaves_half_of_the_free_space(tmp_path, monkeypatch, caplog):
     cache = ImageCache(tmp_path, ['/a', '/b'], share=0.5)
     cache.put(0, STAMP, image(0))  # 64 + 64 + 189 bytes of (64 + 1000) / 2
     cache.put(1, STAMP, image(1, (20, 20)))
-    assert cache.get(0, STAMP) is not None
+    assert np.array_equal(cache.get(0, STAMP), image(0))
     assert cache.get(1, STAMP) is None
     assert 'grows no further' in caplog.text
 
@@ -399,7 +399,8 @@ def test_a_cache_of_another_user_is_not_served(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr('os.getuid', lambda: 12345)
     assert open_cache('auto', ['a'], 'color', 'images') is None
     assert 'belongs to another user' in caplog.text
-    assert open_cache(str(tmp_path / 'shared'), ['a'], 'color', 'images') is not None
+    shared = open_cache(str(tmp_path / 'shared'), ['a'], 'color', 'images')
+    assert shared.folder.is_relative_to(tmp_path / 'shared'), 'a folder that is named is used'
 
 
 def test_a_damaged_header_is_not_served(tmp_path):
@@ -432,5 +433,5 @@ def test_a_cache_that_is_cleared_while_it_is_opened_is_made_anew(tmp_path, monke
     if times == 1:
         assert open_cache(str(tmp_path), ['/data/0.png'], 'color', 'images').decoded == 0
     else:  # somebody clears it all the time
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match=str(tmp_path)):
             open_cache(str(tmp_path), ['/data/0.png'], 'color', 'images')

@@ -118,7 +118,7 @@ def test_a_broken_sample_is_reported_in_its_place(mode, workers):
 def test_after_an_error_no_batch_is_given_twice(mode):
     prefetcher = make(mode, Numbers(broken=2))
     assert prefetcher.next()['lq_path'] == PATHS[0]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match='sample 2 is broken'):
         prefetcher.next()
     prefetcher.reset()
     assert prefetcher.next()['lq_path'] == PATHS[0]

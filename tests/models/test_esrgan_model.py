@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,15 +75,81 @@ def test_five_iterations_equal_a_plain_loop(model):
                 torch.testing.assert_close(ours.state_dict()[name], value, atol=1e-6, rtol=0)
 
 
-def test_the_generator_learns_from_real_images_too(model):
-    """Its loss depends on how real they look."""
+REAL, FAKE = [1.0, 2.0, -0.5, 3.0], [0.5, -1.5, 1.0, -2.0]
+
+
+@pytest.fixture
+def judged(model):
+    """A model whose discriminator has given logits of real and of generated images."""
     gan = model()
-    gan.feed_data(batch())
-    gan.output = gan.net_g(gan.lq)
-    with gan.frozen(gan.net_d) as net_d, torch.no_grad():
-        loss = gan.g_gan_loss(net_d).item()
-        gan.gt = torch.rand_like(gan.gt) * 0.1
-        assert gan.g_gan_loss(net_d).item() != loss
+    gan.net_d = lambda images: images * 1
+    gan.gt, gan.output = (
+        torch.tensor(logits).view(4, 1, 1, 1).requires_grad_() for logits in (REAL, FAKE)
+    )
+    return gan
+
+
+def d_ra(logits, others):
+    """The probability that an image is more realistic than the others are on average."""
+    return 1 / (1 + np.exp(-(np.array(logits) - np.mean(others))))
+
+
+def test_the_loss_of_the_generator_is_equation_2(judged):
+    """Half of it, by the weight: it learns from generated and from real images."""
+    loss = judged.g_gan_loss(judged.net_d)
+    equation = -np.log(1 - d_ra(REAL, FAKE)).mean() - np.log(d_ra(FAKE, REAL)).mean()
+    assert loss.item() == pytest.approx(0.1 * equation / 2, rel=1e-6)
+    loss.backward()
+    # d/dC(x_f): through its own term, and through the mean in the term of the real images.
+    gradient = -(d_ra(REAL, FAKE).mean() + 1 - d_ra(FAKE, REAL)) / 4
+    assert judged.output.grad.ravel().numpy() == pytest.approx(0.1 * gradient / 2, rel=1e-5)
+    assert judged.gt.grad is None, 'real images are what they are'
+
+
+def test_the_losses_of_the_discriminator_are_equation_1(judged):
+    """Half of each term, without the weight of the generator's loss."""
+    l_d_real, real = judged.d_real_loss()
+    l_d_fake, fake = judged.d_fake_loss(real.detach())
+    assert (real.ravel().tolist(), fake.ravel().tolist()) == (REAL, FAKE)
+    assert l_d_real.item() == pytest.approx(-np.log(d_ra(REAL, FAKE)).mean() / 2, rel=1e-6)
+    assert l_d_fake.item() == pytest.approx(-np.log(1 - d_ra(FAKE, REAL)).mean() / 2, rel=1e-6)
+    # Neither term teaches through the mean of the others.
+    l_d_real.backward()
+    assert judged.output.grad is None
+    assert judged.gt.grad.ravel().numpy() == pytest.approx((d_ra(REAL, FAKE) - 1) / 8, rel=1e-5)
+    judged.gt.grad = None
+    l_d_fake.backward()
+    assert judged.output.grad.ravel().numpy() == pytest.approx(d_ra(FAKE, REAL) / 8, rel=1e-5)
+    assert judged.gt.grad is None
+
+
+def test_the_generator_minimises_equation_3(model):
+    """Perceptual, adversarial and pixel loss, by their weights: the log has the terms."""
+    vgg = {'vgg_type': 'vgg11', 'layer_weights': {'conv1_1': 1}, 'weights': 'random'}
+    gan = model(
+        train__perceptual_opt={'type': 'PerceptualLoss', **vgg},
+        train__pixel_opt={'type': 'L1Loss', 'loss_weight': 0.01},
+    )
+    data = batch()
+    net_g, net_d = copy.deepcopy(gan.net_g), copy.deepcopy(gan.net_d)
+    features = gan.cri_perceptual.vgg
+    gan.feed_data(data)
+    losses = gan.restore_and_compare()
+    sum(losses.values()).backward()
+
+    output = net_g(data['lq'])
+    real, fake = (features(images)['conv1_1'] for images in (data['gt'], output))
+    l_percep = (fake - real.detach()).abs().mean()
+    real, fake = net_d(data['gt']).detach(), net_d(output)
+    l_gan = (relativistic(real, fake, 0) + relativistic(fake, real, 1)) / 2
+    l_pix = (output - data['gt']).abs().mean()
+    (l_percep + 0.1 * l_gan + 0.01 * l_pix).backward()
+    expected = {'l_g_pix': 0.01 * l_pix, 'l_g_percep': l_percep, 'l_g_gan': 0.1 * l_gan}
+    assert {name: loss.item() for name, loss in losses.items()} == {
+        name: pytest.approx(value.item(), rel=1e-5) for name, value in expected.items()
+    }
+    for ours, plain in zip(gan.net_g.parameters(), net_g.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, plain.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_a_hinge_loss_whose_terms_would_cancel_is_refused(train_opt):

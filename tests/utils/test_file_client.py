@@ -13,7 +13,6 @@ from basicsr.data.data_util import paired_paths_from_lmdb, paths_from_lmdb
 from basicsr.utils.file_client import (
     BaseStorageBackend,
     FileClient,
-    HardDiskBackend,
     LmdbBackend,
     MemcachedBackend,
     _open_lmdb,
@@ -60,7 +59,8 @@ def test_dependents_may_add_backends(tmp_path):
     assert client.get('x') == 'X'
     with pytest.raises(NotImplementedError, match='Upper cannot read texts'):
         client.get_text('x')
-    assert isinstance(MyClient('disk').client, HardDiskBackend)
+    (tmp_path / 'x').write_bytes(b'on the disk')
+    assert MyClient('disk').get(tmp_path / 'x') == b'on the disk'
 
 
 # ---------------------------------------------------------------------------- lmdb

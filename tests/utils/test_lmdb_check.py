@@ -39,6 +39,7 @@ def test_a_whole_database_is_read_in_full(database):
 def test_an_empty_database_is_whole(tmp_path):
     LmdbMaker(tmp_path / 'x.lmdb', map_size=2**20).close()
     check_lmdb(tmp_path / 'x.lmdb')
+    assert LmdbBackend(str(tmp_path / 'x.lmdb')).get('000') is None
 
 
 @pytest.mark.parametrize('part', [0, 0.1, 0.3, 0.6, 0.95])

@@ -1,4 +1,3 @@
-import argparse
 import json
 import math
 import os
@@ -923,9 +922,10 @@ def test_a_test_file_of_the_reference_loads_unchanged(parse):
 
 
 def test_parse_options_returns_the_flags_too(parse, tmp_path, monkeypatch):
-    parse()
+    parse(TRAIN, '--auto_resume', '--force_yml', 'manual_seed=3')
     args = parse_options(str(tmp_path))[1]
-    assert isinstance(args, argparse.Namespace)
+    assert (args.launcher, args.auto_resume, args.debug) == ('none', True, False)
+    assert args.force_yml == ['manual_seed=3']
     assert os.path.samefile(args.opt, tmp_path / 'x.yml')
 
 
