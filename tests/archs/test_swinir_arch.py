@@ -355,9 +355,10 @@ def test_the_position_embedding_is_resized_for_other_sizes():
     assert all(not torch.allclose(a, b) for a, b in zip(before, after, strict=True))
     assert net._position_embedding((16, 16)) is net.absolute_pos_embed
     resized = net._position_embedding((32, 24)).view(32, 24, 12)
-    # Twice the rows: a ramp again, of half the slope, but for what the border repeats.
+    # Twice the rows: a ramp again, of half the slope, but for what the border repeats. The bicubic
+    # kernel of PyTorch (a = -0.75) bends it by 3/64.
     expected = (torch.arange(32) - 0.5) / 2
-    torch.testing.assert_close(resized[4:-4, 3, 5], expected[4:-4], rtol=0, atol=1e-4)
+    torch.testing.assert_close(resized[4:-4, 3, 5], expected[4:-4], rtol=0, atol=0.05)
     torch.testing.assert_close(resized, resized[:, :1, :1].expand(32, 24, 12), rtol=0, atol=1e-4)
 
 
