@@ -1,85 +1,88 @@
 """Find the fastest settings of an option file by short trials of training."""
 
 import argparse
+import functools
 import json
+import math
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from basicsr.utils.text import sizeof_fmt
 
 from .children import end, end_with_children, start
-from .tuning import (
-    ACCEPTED,
-    BATCH,
-    GPU_ALONE,
-    KEYS,
-    Failure,
-    Report,
-    difference,
-    next_value,
-    search,
-)
 
+# What is tuned, as --force_yml names it.
+WORKERS, BATCH = 'num_worker_per_gpu', 'batch_size_per_gpu'
+KEYS = {name: f'datasets:train:{name}' for name in ('cache', WORKERS, 'prefetch_mode')}
+KEYS |= {name: f'train:{name}' for name in ('amp', 'channels_last', 'compile')}
+# A faster step may wait for data where a slower one did not: workers come twice.
+_ORDER = (*KEYS, WORKERS, BATCH)
+KEYS[BATCH] = f'datasets:train:{BATCH}'
+_GPU_ALONE = ('amp', 'channels_last', 'prefetch_mode: cuda')
+_MARGIN = 0.03  # by which a setting must be faster at least, and by twice the noise
+_LITTLE_WAITING = 0.02  # share of the time that more workers could not make much of
 _PATIENCE = 900.0  # seconds beyond those of a trial: compilation takes minutes
+_ROW = '{:<26}{:>11}{:>10}{:>12}{:>15}   {}\n'
+ACCEPTED = 'accepted'
 
 
-class Trials:
-    """Trials of one option file, each in a process of its own.
+class Report(NamedTuple):
+    """What a trial measured, and where."""
 
-    Args:
-        args: The flags of ``basicsr tune``.
-        folder: For all that they write.
-    """
+    speed: float  # samples per second
+    noise: float  # its relative standard error
+    waiting: float  # share of the time spent waiting for data
+    memory: int  # most bytes taken: on a GPU by tensors, else by the training process
+    losses: list[dict[str, float]]  # of each of the first iterations
+    settings: dict[str, Any]  # the values of KEYS, defaults filled in
+    device: str
+    total_memory: int  # of the device, in bytes
+    half: str | None  # half precision that the GPU is built for; None without a GPU
+    cores: int  # for the loaders of each GPU
 
-    def __init__(self, args: argparse.Namespace, folder: Path):
-        self._args, self._folder = args, folder
-        self.seed: int | None = None
 
-    def __call__(self, settings: Mapping[str, Any]) -> Report | Failure:
-        """Train with settings other than the file's, by their name in ``KEYS``."""
-        forced = [f'{KEYS[name]}={json.dumps(value)}' for name, value in settings.items()]
-        forced.append(f'path:experiments_root={json.dumps(str(self._folder / "experiments"))}')
-        if self.seed is not None:
-            forced.append(f'manual_seed={self.seed}')
-        arguments = ['-opt', self._args.opt, '--force_yml', *self._args.force_yml, *forced]
-        report, log = self._folder / 'report.json', self._folder / 'log.txt'
-        report.unlink(missing_ok=True)
-        request = {
-            'seconds': self._args.seconds,
-            # The file itself may have taken more.
-            'memory': self._args.memory if BATCH in settings else 1.0,
-            'cache': str(self._folder / 'cache'),
-            'report': str(report),
-        }
-        with log.open('wb') as file:
-            status = self._run([json.dumps(request), *arguments], file)
-        text = log.read_text(encoding='utf-8', errors='replace')
-        if status or not report.exists():
-            return Failure(status, _reason(status, text), text)
-        return Report(**json.loads(report.read_text(encoding='utf-8')))
+class Failure(NamedTuple):
+    """A trial that measured nothing: its exit status (None: it was ended), why, what it said."""
 
-    def _run(self, arguments: list[str], log: Any) -> int | None:
-        """The exit status of a trial; None if it took too long."""
+    status: int | None
+    reason: str
+    log: str = ''
+
+
+def run_trial(args: argparse.Namespace, folder: Path, settings: dict) -> Report | Failure:
+    """Train in a process of its own, with settings other than the file's, by name in ``KEYS``."""
+    report, log = folder / 'report.json', folder / 'log.txt'
+    report.unlink(missing_ok=True)
+    share = args.memory if BATCH in settings else 1.0  # the file itself may take more
+    request = {'seconds': args.seconds, 'memory': share, 'folder': str(folder)}
+    forced = {KEYS[name]: value for name, value in settings.items()}
+    forced |= {'path:experiments_root': str(folder / 'experiments'), 'manual_seed': 0}
+    command = ['basicsr.commands.trial', json.dumps(request), '-opt', args.opt, '--force_yml']
+    command += [*args.force_yml, *(f'{key}={json.dumps(value)}' for key, value in forced.items())]
+    with log.open('wb') as file:
         # What torch compiles, and what a process that is killed leaves behind, goes there too.
-        process = start(['basicsr.commands.trial', *arguments], log, TMPDIR=str(self._folder))
+        process = start(command, file, TMPDIR=str(folder))
         try:
-            return process.wait(_PATIENCE + 3 * self._args.seconds)
+            status = process.wait(_PATIENCE + 3 * args.seconds)
         except subprocess.TimeoutExpired:
-            return None
+            status = None
         finally:
             end(process)
+    if status == 0 and report.exists():
+        return Report(**json.loads(report.read_text(encoding='utf-8')))
+    text = log.read_text(encoding='utf-8', errors='replace')
+    return Failure(status, reason_of_failure(status, text), text)
 
 
-def _reason(status: int | None, log: str) -> str:
+def reason_of_failure(status: int | None, log: str) -> str:
     """Why a trial failed, in a few words."""
     if status is None:
         return 'no end in sight'
@@ -91,27 +94,100 @@ def _reason(status: int | None, log: str) -> str:
     return re.sub(r'^[-\d]+ [\d:,]+ ERROR: ', '', text)[:100]
 
 
+def next_value(name: str, best: Report, memory: float) -> Any:
+    """What to try next for a setting on top of the best trial so far; None: nothing more.
+
+    Args:
+        memory: Share of the memory that a batch may take.
+    """
+    now, has_gpu = best.settings[name], best.half is not None
+    if name == WORKERS:
+        is_useful = best.waiting > _LITTLE_WAITING and now < best.cores
+        return min(max(2 * now, 1), best.cores) if is_useful else None
+    if name == BATCH:
+        # A GPU tells when it is full; a computer that runs out of memory takes others down.
+        has_room = has_gpu or 2 * best.memory <= memory * best.total_memory
+        return 2 * now if has_room else None
+    on = {'cache': 'auto', 'prefetch_mode': 'cuda' if has_gpu else 'cpu', 'compile': True}
+    on |= {'amp': best.half, 'channels_last': has_gpu or None}
+    return on[name] if now in (None, False, 'off', 'cpu') and now != on[name] else None
+
+
+def difference(
+    losses: Sequence[Mapping[str, float]], plain: Sequence[Mapping[str, float]]
+) -> float:
+    """Largest distance of an iteration's losses from the plain ones, relative to these, or NaN."""
+    found = [
+        sum(abs(other[name] - value) for name, value in own.items())
+        / (sum(map(abs, own.values())) or sys.float_info.min)
+        for own, other in zip(plain, losses, strict=True)
+    ]
+    return max(found, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+
+
+def judge(name: str, trial: Report | Failure, best: Report, plain: Report, tolerance: float) -> str:
+    """``ACCEPTED``, or why a trial of another value of ``name`` is not.
+
+    Args:
+        best, plain: The best trial so far, and that of the file as it is.
+        tolerance: Largest difference of the losses, but for a batch of another size.
+    """
+    if isinstance(trial, Failure):
+        return f'failed: {trial.reason}'
+    if name != BATCH and not difference(trial.losses, plain.losses) <= tolerance:
+        return f'losses differ by more than {tolerance:.1%}'
+    gain = trial.speed / best.speed - 1
+    needed = max(_MARGIN, 2 * math.hypot(trial.noise, best.noise))
+    return ACCEPTED if gain >= needed else f'not {needed:.0%} faster ({gain:+.1%})'
+
+
+def search(
+    measure: Callable[[dict[str, Any]], Report | Failure],
+    tell: Callable[[str, Any, Report | Failure, str], Any],
+    plain: Report,
+    names: Sequence[str],
+    tolerance: float,
+    memory: float,
+) -> tuple[dict[str, Any], Report]:
+    """Try one setting after the other, each on top of those that were accepted.
+
+    Args:
+        tell: Is given the name and value, the outcome and the verdict of each trial.
+
+    Returns:
+        The settings that were accepted, and their trial.
+    """
+    accepted, best, tried = {}, plain, []
+    for name in [name for name in _ORDER if name in names]:
+        while (value := next_value(name, best, memory)) is not None:
+            settings = {**accepted, name: value}
+            if settings in tried:
+                break
+            tried.append(settings)
+            trial = measure(settings)
+            verdict = judge(name, trial, best, plain, tolerance)
+            tell(name, value, trial, verdict)
+            if verdict != ACCEPTED or isinstance(trial, Failure):
+                break
+            accepted, best = settings, trial
+    return accepted, best
+
+
 def table_row(setting: str, trial: Report | Failure, plain: Report | None, verdict: str) -> str:
     """A line of the table; the losses are compared with those of ``plain``, if that is given."""
-    cells = ['-'] * 4
-    if isinstance(trial, Report):
-        cells[:3] = f'{trial.speed:.1f}', f'{trial.waiting:.0%}', sizeof_fmt(trial.memory)
-        if plain:
-            cells[3] = f'{difference(trial.losses, plain.losses):.2%}'
-    return _line(setting, cells, verdict)
-
-
-def _line(setting: str, cells: Sequence[str], verdict: str) -> str:
-    speed, waiting, memory, losses = cells
-    return f'{setting:<26}{speed:>11}{waiting:>10}{memory:>12}{losses:>15}   {verdict}\n'
+    if isinstance(trial, Failure):
+        return _ROW.format(setting, *'----', verdict)
+    losses = f'{difference(trial.losses, plain.losses):.2%}' if plain else '-'
+    numbers = f'{trial.speed:.1f}', f'{trial.waiting:.0%}', sizeof_fmt(trial.memory), losses
+    return _ROW.format(setting, *numbers, verdict)
 
 
 def conclusion(
     settings: Mapping[str, Any], best: Report, plain: Report, names: Sequence[str], memory: float
 ) -> str:
     """The text below the table: what was not tried, and the lines to paste."""
-    lines, left_out = [''], [name for name in GPU_ALONE if name in names]
-    left_out += ['prefetch_mode: cuda'] if 'prefetch_mode' in names else []
+    lines = ['']
+    left_out = [text for text in _GPU_ALONE if text.partition(':')[0] in names]
     if plain.half is None and left_out:
         lines.append(f'Not tried without a GPU: {", ".join(left_out)}.')
     if BATCH in names and next_value(BATCH, best, memory) is None:
@@ -121,18 +197,14 @@ def conclusion(
         )
     if not settings:
         return '\n'.join([*lines, 'The file is as fast as anything tried.', ''])
-    lines.append(
-        f'{best.speed / plain.speed:.2f} times as many samples per second with these lines:\n'
-    )
-    forced, tree = [], {}
+    tree = {}
     for name, value in settings.items():
-        section = tree
         *parents, _ = KEYS[name].split(':')
-        for key in parents:
-            section = section.setdefault(key, {})
+        section = functools.reduce(lambda part, key: part.setdefault(key, {}), parents, tree)
         section[name] = value
-        forced.append(shlex.quote(f'{KEYS[name]}={yaml.safe_dump(value).splitlines()[0]}'))
-    lines.append(yaml.safe_dump(tree, sort_keys=False))
+    gain = f'{best.speed / plain.speed:.2f} times as many samples per second'
+    lines += [f'{gain} with these lines:\n', yaml.safe_dump(tree, sort_keys=False)]
+    forced = (f'{KEYS[name]}={_yaml(value)}' for name, value in settings.items())
     lines.append(f'or the flag --force_yml {" ".join(forced)}')
     if BATCH in settings:
         lines.append(
@@ -142,65 +214,51 @@ def conclusion(
     return '\n'.join([*lines, ''])
 
 
+def _yaml(value: str | float | bool) -> str:
+    return json.dumps(value).strip('"')
+
+
 def tune(args: argparse.Namespace, folder: Path) -> int:
     """Make the trials and print their table; returns the exit status."""
-    tell, measure = sys.stdout.write, Trials(args, folder)
+    measure = functools.partial(run_trial, args, folder)
     plain = measure({})
     if isinstance(plain, Failure):
         sys.stderr.write(plain.log or f'The trial of the file as it is: {plain.reason}.\n')
         return plain.status if plain.status in (1, 2) else 1
-    measure.seed = plain.seed
-    tell(f'Trials of {args.opt} on {plain.device}, {args.seconds:g} s each\n\n')
-    tell(_line('setting', ['samples/s', 'waiting', 'memory', 'losses differ'], 'verdict'))
-    tell(table_row('as in the file', plain, None, 'plain'))
-    settings, best = {}, plain
-    trials = search(measure, plain, args.settings, args.tolerance, args.memory)
-    sys.stdout.flush()
-    for tried, name, trial, verdict in trials:
-        setting = f'{name}: {json.dumps(tried[name])}'.replace('"', '')
-        tell(table_row(setting, trial, None if name == BATCH else plain, verdict))
+
+    def tell(name: str, value: Any, trial: Report | Failure, verdict: str) -> None:
+        reference = None if name == BATCH else plain
+        sys.stdout.write(table_row(f'{name}: {_yaml(value)}', trial, reference, verdict))
         sys.stdout.flush()
-        if verdict == ACCEPTED and isinstance(trial, Report):
-            settings, best = tried, trial
-    tell(conclusion(settings, best, plain, args.settings, args.memory))
+
+    head = 'setting', 'samples/s', 'waiting', 'memory', 'losses differ', 'verdict'
+    sys.stdout.write(f'Trials of {args.opt} on {plain.device}, {args.seconds:g} s each\n\n')
+    sys.stdout.write(_ROW.format(*head) + table_row('as in the file', plain, None, 'plain'))
+    sys.stdout.flush()
+    limits = args.settings, args.tolerance, args.memory
+    settings, best = search(measure, tell, plain, *limits)
+    sys.stdout.write(conclusion(settings, best, plain, args.settings, args.memory))
     return 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
-    parser.add_argument(
-        '--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='set options of the file'
-    )
-    parser.add_argument('--seconds', type=float, default=10, help='of a trial (default 10)')
-    parser.add_argument(
-        '--memory', type=float, default=0.9, help='share of it for a batch (default 0.9)'
-    )
-    parser.add_argument(
-        '--tolerance',
-        type=float,
-        default=0.05,
-        help='largest relative difference of the first losses (default 0.05)',
-    )
-    parser.add_argument(
-        '--settings',
-        nargs='+',
-        default=list(KEYS),
-        choices=list(KEYS),
-        metavar='NAME',
-        help=f'what to tune (default: {" ".join(KEYS)})',
-    )
-
-
-def _check(args: argparse.Namespace) -> None:
-    if not (args.seconds > 0 and 0 < args.memory <= 1 and args.tolerance >= 0):
-        args.parser.error('--seconds must be above 0, --memory in (0, 1], --tolerance not below 0.')
-    if {'RANK', 'WORLD_SIZE', 'LOCAL_RANK'} <= os.environ.keys():  # as torchrun sets them
-        args.parser.error('one process tunes what each rank does: start it without torchrun.')
+    add = parser.add_argument
+    add('-opt', required=True, metavar='FILE', help='option file (YAML)')
+    add('--force_yml', nargs='+', default=[], metavar='A:B=VALUE', help='set options of the file')
+    add('--seconds', type=float, default=10, help='of a trial (default 10)')
+    add('--memory', type=float, default=0.9, help='share of it for a batch (default 0.9)')
+    text = 'largest relative difference of the first losses (default 0.05)'
+    add('--tolerance', type=float, default=0.05, help=text)
+    names, text = list(KEYS), f'what to tune (default: {" ".join(KEYS)})'
+    add('--settings', nargs='+', default=names, choices=names, metavar='NAME', help=text)
 
 
 def main(args: argparse.Namespace) -> int:
     """Tune as the flags say; returns the exit status."""
-    _check(args)
+    if not (args.seconds > 0 and 0 < args.memory <= 1 and args.tolerance >= 0):
+        args.parser.error('--seconds must be above 0, --memory in (0, 1], --tolerance not below 0.')
+    if {'RANK', 'WORLD_SIZE', 'LOCAL_RANK'} <= os.environ.keys():  # as torchrun sets them
+        args.parser.error('one process tunes what each rank does: start it without torchrun.')
     end_with_children()
     with TemporaryDirectory(prefix='basicsr_tune_', ignore_cleanup_errors=True) as folder:
         try:

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from basicsr.commands.trial import FewImages, steady
+from basicsr.commands.trial import FewImages, steady, train_shortly
+from basicsr.utils.yaml_util import OptionError
 
 
 def test_the_time_of_an_iteration_is_right_where_batches_come_in_bursts():
@@ -26,3 +27,9 @@ def test_few_images_come_again_and_again():
     assert sorted(order[:8]) == sorted(order[8:16]) == sorted(order[16:])
     small = itertools.islice(FewImages(range(5), seed=3, count=8).stream(0, 1), 5)
     assert sorted(small) == list(range(5))
+
+
+def test_a_run_that_is_shorter_than_a_trial_is_refused():
+    for opt, needed in (({'total_iter': 12}, 13), ({'total_iter': 20, 'net_d_init_iters': 9}, 22)):
+        with pytest.raises(OptionError, match=f'total_iter: tuning needs {needed} at least'):
+            train_shortly({'train': opt}, 1.0)
