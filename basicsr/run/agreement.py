@@ -1,13 +1,15 @@
 """Checks that all processes of a run mean the same run: options, programs, data, files."""
 
-import functools
 import hashlib
 import logging
 import platform
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.errors import UserError
@@ -36,14 +38,7 @@ def check_same_options(opt: Mapping[str, Any], **flags: Any) -> None:
         OptionError: On every rank, if they differ; names the keys, ranks and values.
     """
     own = {key: repr(value) for key, value in _leaves({**opt, **flags})}
-    ranks = _all(own)
-    keys = dict.fromkeys(key for options in ranks for key in options)
-    lines = []
-    for key in keys:
-        values = [options.get(key, 'nothing') for options in ranks]
-        if len(set(values)) > 1:
-            lines.append(f'{key}: {_by_rank(values)}')
-    if lines:
+    if lines := [f'{key}: {values}' for key, values in _differing(own).items()]:
         raise OptionError(
             'the processes were started with different options:\n'
             + '\n'.join(lines[:20])
@@ -55,22 +50,17 @@ def warn_of_other_programs() -> None:
     """Warn where ranks run another code, Python or torch than others."""
     if get_dist_info()[1] == 1:
         return
-    import numpy
-    import torch
-
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).resolve().parents[1].rglob('*.py')):
+        code.update(file.read_bytes())
     own = {
         'Python': platform.python_version(),
         'torch': str(torch.__version__),
-        'numpy': numpy.__version__,
-        'the code of basicsr': _digest_of_code(),
+        'numpy': np.__version__,
+        'the code of basicsr': code.hexdigest()[:12],
     }
-    ranks = _all(own)
-    for name in own:
-        values = [programs[name] for programs in ranks]
-        if len(set(values)) > 1:
-            logger.warning(
-                'The processes differ in %s (%s): results may too.', name, _by_rank(values)
-            )
+    for name, values in _differing(own).items():
+        logger.warning('The processes differ in %s (%s): results may too.', name, values)
 
 
 def check_same_data(datasets: Mapping[str, Any]) -> None:
@@ -85,20 +75,16 @@ def check_same_data(datasets: Mapping[str, Any]) -> None:
     """
     if get_dist_info()[1] == 1:
         return
-    own = [(name, *_contents(dataset)) for name, dataset in datasets.items()]
-    for sets in zip(*_all(own), strict=True):
-        name, lengths = sets[0][0], [str(length) for _, length, _ in sets]
-        if len(set(lengths)) > 1:
-            raise UserError(
-                f'dataset {name}: the number of images differs between the processes: '
-                f'{_by_rank(lengths)}. Every host needs the same data.'
-            )
-        names = [digest for _, _, digest in sets]
-        if len(set(names)) > 1:
-            raise UserError(
-                f'dataset {name}: all processes have {lengths[0]} images, but not the same names: '
-                f'{_by_rank(names)} (digests). Every host needs the same data.'
-            )
+    own = {}
+    for name, dataset in datasets.items():
+        length, digest = _contents(dataset)
+        own[f'{name}: the number of images'] = str(length)
+        own[f'{name}: the digest of the names of its {length} images'] = digest
+    for what, values in _differing(own).items():
+        raise UserError(
+            f'dataset {what} differs between the processes: {values}. Every host needs the same '
+            'data.'
+        )
 
 
 def check_file_of_all(path: str | Path) -> None:
@@ -107,7 +93,7 @@ def check_file_of_all(path: str | Path) -> None:
     Raises:
         FileNotFoundError: On every rank, if some do not.
     """
-    ranks = _all((Path(path).is_file(), socket.gethostname()))
+    ranks = gather_lists([(Path(path).is_file(), socket.gethostname())])
     missing = [f'rank {rank} ({host})' for rank, (found, host) in enumerate(ranks) if not found]
     if len(missing) == len(ranks) == 1 or not missing:
         return
@@ -117,19 +103,19 @@ def check_file_of_all(path: str | Path) -> None:
     )
 
 
-def _all(value: Any) -> list:
-    return gather_lists([value])
+def _differing(own: Mapping[str, str]) -> dict[str, str]:
+    """Which ranks say what, by what it is of, where not all say the same; every rank calls it."""
+    ranks, found = gather_lists([own]), {}
+    for key in dict.fromkeys(key for said in ranks for key in said):
+        who: dict[str, list[str]] = {}
+        for rank, said in enumerate(ranks):
+            who.setdefault(said.get(key, 'nothing'), []).append(str(rank))
+        if len(who) > 1:
+            found[key] = '; '.join(f'rank {some(them)}: {value}' for value, them in who.items())
+    return found
 
 
-def _by_rank(values: list[str]) -> str:
-    """Which ranks have which value."""
-    ranks: dict[str, list[str]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(rank))
-    return '; '.join(f'rank {some(numbers)}: {value}' for value, numbers in ranks.items())
-
-
-def _leaves(section: Any, path: str = '') -> Iterable[tuple[str, Any]]:
+def _leaves(section: Any, path: str = '') -> Iterator[tuple[str, Any]]:
     """Key and value of each option that has to be the same everywhere."""
     if not isinstance(section, Mapping):
         yield path, section
@@ -154,11 +140,3 @@ def _contents(dataset: Any) -> tuple[int | None, str]:
         for path in entry.values() if isinstance(entry, Mapping) else [entry]:
             digest.update(f'{Path(str(path)).name}\n'.encode())
     return length, digest.hexdigest()[:12]
-
-
-@functools.cache
-def _digest_of_code() -> str:
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).resolve().parents[1].rglob('*.py')):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]

@@ -114,14 +114,23 @@ def test_of_a_million_files_some_are_looked_at():
 
 def test_other_data_are_an_error(others):
     data = {'val': Images(['1.png', '2.png'])}
-    others(lambda own: [('val', 3, '')])
-    with pytest.raises(ValueError, match='dataset val: the number of images .* 0: 2; rank 1: 3'):
-        check_same_data(data)
-    others(lambda own: [('val', *digest(['1.png', '3.png']))])
-    with pytest.raises(ValueError, match='dataset val: .* 2 images, but not the same names'):
-        check_same_data(data)
+
+    def has(*paths):
+        told = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(agreement, '_differing', lambda own: told.update(own) or {})
+            check_same_data({'val': Images(paths)})
+        return told
+
     others(lambda own: own)
     check_same_data(data)
+    fewer, another = has('1.png'), has('1.png', '3.png')
+    others(lambda own: fewer)
+    with pytest.raises(ValueError, match='dataset val: the number of images .* 0: 2; rank 1: 1'):
+        check_same_data(data)
+    others(lambda own: another)
+    with pytest.raises(ValueError, match='dataset val: .* names of its 2 images differs'):
+        check_same_data(data)
 
 
 def test_a_state_that_one_host_lacks_is_an_error(others, tmp_path):
