@@ -141,10 +141,8 @@ class LmdbBackend(BaseStorageBackend):
 def _open_lmdb(path: str, **options: Any) -> tuple[Any, type[Exception]]:
     """The database, and the class of its errors."""
     # LMDB allows a database to be opened once per process: two datasets may share this handle.
-    try:
-        import lmdb
-    except ImportError as error:
-        raise MissingPackageError('io_backend type lmdb needs: pip install lmdb') from error
+    import lmdb
+
     try:
         return lmdb.open(path, **options), lmdb.Error
     except (lmdb.Error, TypeError, OverflowError) as error:

@@ -62,7 +62,7 @@ def test_a_value_that_claims_more_bytes_than_the_file_has_is_refused(database):
     (folder / 'data.mdb').write_bytes(
         data.replace(node, struct.pack('<HHHH', 0, 0x1000, 1, 3) + large.encode())
     )
-    with pytest.raises(ValueError, match=f'a value of {0x1000 << 16} bytes is missing'):
+    with pytest.raises(ValueError, match='cut off or damaged'):
         check_lmdb(folder)
 
 
@@ -75,22 +75,25 @@ def test_a_tree_that_turns_back_on_itself_is_refused(database):
     offset = struct.unpack_from('<H', data, branch + 16)[0]
     struct.pack_into('<HHH', data, branch + offset, number, 0, 0)
     (folder / 'data.mdb').write_bytes(data)
-    with pytest.raises(ValueError, match=f'page {number} is none'):
+    with pytest.raises(ValueError, match='cut off or damaged'):
         check_lmdb(folder)
 
 
-@pytest.mark.parametrize(
-    ('place', 'value', 'message'),
-    [(94, 0, 'the depth 0'), (94, 99, 'the depth 99'), (32, 8192, 'pages in 8192 bytes')],
-)
-def test_a_description_that_contradicts_the_pages_is_refused(database, place, value, message):
-    folder, _ = database
+@pytest.mark.parametrize(('place', 'value'), [(94, 0), (94, 99), (104, 7), (32, 8192)])
+def test_a_description_that_contradicts_the_pages_is_refused_or_does_no_harm(
+    database, place, value
+):
+    folder, values = database
     data = bytearray((folder / 'data.mdb').read_bytes())
     for start in (0, 4096):  # either may be the current one
         struct.pack_into('<H' if place == 94 else '<Q', data, start + place, value)
     (folder / 'data.mdb').write_bytes(data)
-    with pytest.raises(ValueError, match=message):
-        check_lmdb(folder)
+    try:
+        client = LmdbBackend(str(folder))
+    except ValueError as error:
+        assert 'cut off or damaged' in str(error)
+    else:
+        assert {key: client.get(key) for key in values} == values
 
 
 @pytest.mark.parametrize('option', [{'map_size': 2**62}, {'unknown': 1}])
