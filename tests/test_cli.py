@@ -19,6 +19,7 @@ from basicsr.models.sr_model import SRModel
 from basicsr.run import watchdog
 from basicsr.run.program import message_for_users
 from basicsr.run.program import run as run_pipeline
+from basicsr.utils.logger import get_root_logger
 from basicsr.utils.options import OptionError
 
 
@@ -248,6 +249,18 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
 
     with pytest.raises(type(error)):
         run_pipeline(pipeline, '.')
+
+
+def test_the_traceback_of_an_unforeseen_error_is_in_the_log_file(tmp_path, capsys):
+    def pipeline(root):
+        get_root_logger(log_file=tmp_path / 'run.log')
+        raise RuntimeError('a bug')
+
+    with pytest.raises(RuntimeError):
+        run_pipeline(pipeline, '.')
+    text = (tmp_path / 'run.log').read_text()
+    assert text.count('RuntimeError: a bug') == 1 and 'in pipeline' in text
+    assert 'a bug' not in capsys.readouterr().err, 'Python prints it'
 
 
 def test_ctrl_c_saves_the_state_and_a_resume_goes_on(run, run_program, write, train_opt, tmp_path):

@@ -2,7 +2,7 @@
 
 import struct
 
-_TAGS = {'photometric': 262, 'orientation': 274, 'extra': 338, 'kind': 339}
+_TAGS = {'photometric': 262, 'orientation': 274, 'extra': 338, 'kind': 339, 'planes': 284}
 _KINDS = {'u': 1, 'i': 2, 'f': 3}
 
 

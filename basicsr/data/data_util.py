@@ -40,8 +40,8 @@ def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
         raise FileNotFoundError(f'no folder {folder}.')
     if Path(folder).suffix == '.lmdb':
         raise UserError(f'{folder} is an LMDB: set io_backend: {{type: lmdb}}.')
-    files = (f for f in scandir(folder, recursive=recursive) if f.lower().endswith(IMG_EXTENSIONS))
-    return sorted(files)
+    files = scandir(folder, recursive=recursive, broken_links=True)
+    return sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
 
 
 def paths_from_folder(folder: str | Path, recursive: bool = False) -> list[str]:

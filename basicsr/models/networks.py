@@ -173,6 +173,10 @@ class Networks:
         """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
         path = self.opt['path']
         file, strict = path.get(f'pretrain_network_{label}'), path.get(f'strict_load_{label}', True)
+        if file is not None and not isinstance(file, str | Path):
+            raise UserError(f'path.pretrain_network_{label} must be the name of a file: {file!r}')
+        if not isinstance(strict, bool):
+            raise UserError(f'path.strict_load_{label} must be true or false: {strict!r}')
         if file is not None:
             self.load_network(net, file, strict, param_key)
 

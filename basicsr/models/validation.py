@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from basicsr.data.bad_images import BadItem
 from basicsr.metrics.metric import SetScores, mean_of_groups
@@ -27,6 +26,7 @@ from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.progress import Preempted, note
+from basicsr.utils.progress_bar import progress_bar
 from basicsr.utils.text import some
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class Validation:
     def _results(self, batches: Iterable[Any]) -> Iterator[_Item]:
         note('validation')
         hide_bar = self.rank > 0 or not self.options.get('pbar', False)
-        for position, data in enumerate(tqdm(batches, unit='image', disable=hide_bar)):
+        shown = progress_bar(batches, unit='image', disable=hide_bar)
+        for position, data in enumerate(shown):
             note('validation')
             if number := self.model.noticed_signal():
                 self.signals.append(number)

@@ -2,9 +2,10 @@
 
 import itertools
 import logging
-import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -40,10 +41,40 @@ _MOST_LOOKED_AT = 1000  # images of a validation set
 def check_run(model: Any, loaders: Any) -> None:
     """Find mistakes of options and data that show only now, before any folder is touched."""
     check_unread(model.opt)
+    try_schedules(model)
     try_training_batches(model, loaders.train)
     look_through(model.opt, loaders.val)
     try_metrics(model.opt, loaders.val)
     _warn_of_vain_options(model, loaders)
+
+
+def try_schedules(model: Any) -> None:
+    """Step every schedule at the start, around its milestones and at the end of the run.
+
+    Raises:
+        ValueError: It fails there, as it would after days of training.
+    """
+    total_iter = model.opt['train']['total_iter']
+    for scheduler in model.schedulers:
+        groups = scheduler.optimizer.param_groups
+        before = [{k: v for k, v in group.items() if k != 'params'} for group in groups]
+        state = deepcopy(scheduler.state_dict())
+        marks = state.get('milestones') or state.get('_milestones') or ()
+        points = {1, 2, 3, total_iter - 1, *(int(m) + i for m in marks for i in (0, 1))}
+        try:
+            with warnings.catch_warnings(action='ignore'):  # of steps before the optimizer's
+                for point in sorted(p for p in points if 0 < p < total_iter):
+                    scheduler.last_epoch = point - 1
+                    scheduler.step()
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f'train.scheduler: {type(scheduler).__name__} fails at iteration {point + 1} of '
+                f'{total_iter}: {error}'
+            ) from error
+        finally:
+            scheduler.load_state_dict(state)
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
 
 
 def _warn_of_vain_options(model: Any, loaders: Any) -> None:
@@ -157,7 +188,10 @@ def explained(what: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+    except (
+        *(ArithmeticError, AssertionError, AttributeError, LookupError),
+        *(RuntimeError, TypeError, ValueError),
+    ) as error:
         raise UserError(f'{what}: {error}') from error
 
 
@@ -172,21 +206,33 @@ def _usable_samples(dataset: Any) -> Iterator[Any]:
 
 
 def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
-    """Compute the metrics of this package between the first GT of every validation set and itself.
+    """Compute the metrics of this package between a GT of every validation set and itself.
 
     Raises:
-        ValueError: A metric cannot be computed of images of that size.
+        ValueError: A metric can be computed for none of the first images.
     """
     metrics = (opt['val'] or {}).get('metrics') or {}
     for dataset in (loader.dataset for loader in loaders):
-        data = dataset[0] if len(dataset) else {}
-        if 'gt' not in data:  # or an image that cannot be read, which the validation reports
-            continue
-        image = tensor2img([data['gt']])
+        some_items = (dataset[index] for index in range(min(_MOST, len(dataset))))
+        items = [item for item in some_items if 'gt' in item]  # unreadable ones are reported later
         for name, options in metrics.items():
             if not (METRIC_REGISTRY.is_users(options['type']) or is_set_metric(options)):
-                with explained(f'val.metrics.{name} of {data.get("gt_path", data["lq_path"])}'):
-                    calculate_metric({'img': image, 'img2': image}, options)
+                _try_metric(name, options, items)
+
+
+def _try_metric(name: str, options: Mapping[str, Any], items: list[Any]) -> None:
+    """Refuse a metric that can score none of some images; a validation tells of single ones."""
+    errors = []
+    for data in items:
+        image = tensor2img([data['gt']])
+        try:
+            with explained(f'val.metrics.{name} of {data.get("gt_path", data["lq_path"])}'):
+                calculate_metric({'img': image, 'img2': image}, options)
+            return
+        except UserError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
@@ -208,7 +254,7 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
         read = map_in_order(
             lambda index, dataset=dataset: _problem_of(dataset, index),
             indices[rank::world_size],
-            (os.cpu_count() or 1) if is_ours else 1,
+            min(4, torch.get_num_threads()) if is_ours else 1,  # each has whole images in memory
         )
         with seeded(opt['manual_seed'], 0):
             problems += [f'{name}: {problem}' for problem in read if problem]

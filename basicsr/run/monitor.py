@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
 from basicsr.data import decoded_images, gpus_per_process
 from basicsr.utils.checkpoint import BackgroundSaver
 from basicsr.utils.dist_util import barrier
@@ -25,6 +23,7 @@ from basicsr.utils.logger import (
 from basicsr.utils.misc import best_effort, get_time_str, make_exp_dirs, remove_stale_temporaries
 from basicsr.utils.options import copy_opt_file
 from basicsr.utils.progress import note
+from basicsr.utils.progress_bar import progress_bar
 
 from .cores import ranks_on_cores
 from .data_wait import DataWait
@@ -84,7 +83,7 @@ class Monitor:
         """
         opt, first = self.model.opt, self._start_iter + 1
         total_iter = opt['train']['total_iter']
-        bar = tqdm(
+        bar = progress_bar(
             range(first, total_iter + 1),
             initial=self._start_iter,
             total=total_iter,

@@ -91,8 +91,8 @@ class PreemptionWatch:
                 before(number, frame)
             return
         self._take(number, frame)
-        if get_dist_info()[0] == 0:  # a signal's handler must not log
-            os.write(2, b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
+        if get_dist_info()[0] == 0:
+            _say(b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
 
     def asked(self) -> int:
         """The signal to stop for after this step, 0 without; every rank asks once a step."""
@@ -117,6 +117,17 @@ class PreemptionWatch:
             elif store.check([_NOTE]):
                 self.signal = int(store.get(_NOTE))
         return self.signal
+
+
+def _say(text: bytes) -> None:
+    """Write to standard error from a signal's handler, which must not raise.
+
+    Its reader may be gone by the same signal, as with ``2>&1 | tee``; and if it is closed, its
+    descriptor may be that of another file.
+    """
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            os.write(sys.stderr.fileno(), text)
 
 
 def leave(iteration: int, number: int) -> NoReturn:

@@ -120,11 +120,21 @@ def _run(pipeline: Callable[[Path], None], root_path: Path) -> int:
         if message is None:
             if prefix:
                 root_logger.error('%s%s', prefix, error)
+            _log_traceback(root_logger)
             raise
         root_logger.error('%s%s', prefix, message)
         return status
     close_process_group()
     return status
+
+
+def _log_traceback(root_logger: logging.Logger) -> None:
+    """Write the traceback of an error to the log file; Python prints it to the console."""
+    text = traceback.format_exc()
+    record = root_logger.makeRecord(root_logger.name, logging.ERROR, '', 0, text, (), None)
+    for handler in root_logger.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def message_for_users(error: Exception) -> str | None:

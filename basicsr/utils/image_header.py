@@ -22,7 +22,8 @@ _MOST_PIXELS_PER_BYTE = 1024
 
 # Tags of TIFF 6.0, and the bytes that a value takes by its type (BigTIFF has 8 as well).
 _BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _EXTRA, _KIND = 258, 262, 274, 277, 338, 339
-_TAGS = (_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _EXTRA, _KIND)
+_PLANES = 284
+_TAGS = (_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _PLANES, _EXTRA, _KIND)
 _NEXT_PAGE = 0  # no tag
 _SIZES = {1: 1, 3: 2, 4: 4, 6: 1, 8: 2, 9: 4, 16: 8, 17: 8}
 _KINDS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}  # 4: not known
@@ -52,6 +53,7 @@ def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
         )
     if not _is_tiff(content):
         _check_jpeg(content)
+        _check_bmp(content)
         return content, False
     fields = _read_tiff(content)
     _check_tiff(fields)
@@ -147,6 +149,18 @@ def _check_jpeg(content: bytes) -> None:
         place += 1 if marker == 0xFF else length
 
 
+def _check_bmp(content: bytes) -> None:
+    """Refuse a BMP file whose bit masks put the channels in an order that OpenCV does not know."""
+    is_bmp, kind = content.startswith(b'BM'), int.from_bytes(content[30:34], 'little')
+    if is_bmp and content[28:30] == b'\x20\0' and kind in (3, 6):  # BI_BITFIELDS
+        masks = struct.unpack_from('<3I', content.ljust(66, b'\0'), 54)
+        if masks != (0xFF0000, 0xFF00, 0xFF):
+            raise UserError(
+                f'A BMP with the bit masks {", ".join(f"{mask:08x}" for mask in masks)} for red, '
+                'green and blue is not read as it is stored: save it as PNG.'
+            )
+
+
 def _is_tiff(content: bytes) -> bool:
     return content[:4] in (b'II*\0', b'II+\0', b'MM\0*', b'MM\0+')
 
@@ -192,8 +206,12 @@ def _check_tiff(fields: dict[int, _Field]) -> None:
     is_readable = bits <= 16 if kind == 'unsigned' else kind == 'float' and bits in (32, 64)
     # Black and white change places (photometric 0) in 8 bits alone, and 16-bit gray with alpha
     # comes out with 8.
-    is_plain = _value(fields, _PHOTOMETRIC) in (1, 2) and samples in (1, 3, 4)
-    if not is_readable or not (is_plain or bits <= 8):
+    photometric = _value(fields, _PHOTOMETRIC)
+    is_plain = photometric in (1, 2) and samples in (1, 3, 4)
+    # Planes one after the other are taken as interleaved above 8 bits.
+    is_plain = is_plain and (samples == 1 or _value(fields, _PLANES, 1) == 1)
+    # CIELab and the like, from 8 on, become RGB by OpenCV's own formulas.
+    if not is_readable or not (is_plain or (bits <= 8 and photometric <= 6)):
         raise UserError(
             f'A TIFF of {bits}-bit {kind} values, {samples} a pixel, photometric '
             f'{_value(fields, _PHOTOMETRIC)}, is not read as it is stored. Save it as gray or RGB '

@@ -128,6 +128,7 @@ def scandir(
     suffix: str | tuple[str, ...] | None = None,
     recursive: bool = False,
     full_path: bool = False,
+    broken_links: bool = False,
 ) -> Iterator[str]:
     """Files of a folder, hidden ones left out, in no stated order.
 
@@ -135,11 +136,12 @@ def scandir(
         suffix: Ending or endings of the names to keep; None keeps all.
         recursive: Look into sub-folders too, hidden ones left out.
         full_path: Yield ``dir_path/…`` in place of paths relative to ``dir_path``.
+        broken_links: Yield links that lead nowhere, too: who reads them finds the file missing.
     """
     if suffix is not None and not isinstance(suffix, str | tuple):
         raise TypeError(f'suffix must be a string or a tuple of strings, got {suffix!r}.')
     prefix = os.path.join(dir_path, '') if full_path else ''
-    return _scan(str(dir_path), prefix, suffix, recursive, ())
+    return _scan(str(dir_path), prefix, suffix, recursive, broken_links, ())
 
 
 def _scan(
@@ -147,6 +149,7 @@ def _scan(
     prefix: str,
     suffix: str | tuple[str, ...] | None,
     recursive: bool,
+    broken_links: bool,
     above: tuple[tuple[int, int], ...],
 ) -> Iterator[str]:
     if recursive:
@@ -158,12 +161,13 @@ def _scan(
         for entry in entries:
             if entry.name.startswith('.'):
                 continue
-            if entry.is_file():
+            is_broken = broken_links and entry.is_symlink() and not os.path.exists(entry.path)
+            if entry.is_file() or is_broken:
                 if suffix is None or entry.name.endswith(suffix):
                     yield prefix + entry.name
             elif recursive and entry.is_dir():
                 inside = os.path.join(prefix, entry.name, '')
-                yield from _scan(entry.path, inside, suffix, recursive, above)
+                yield from _scan(entry.path, inside, suffix, recursive, broken_links, above)
 
 
 @contextmanager

@@ -251,6 +251,19 @@ def test_one_channel_is_trained_and_saved_by_options_alone(
     assert 'ssim: ' in log_text(folder)
 
 
+def test_links_that_lead_nowhere_are_missed_and_not_left_out(image_pairs):
+    gt, lq = image_pairs('linked', 3)
+    for folder in (gt, lq):
+        file = Path(folder) / '0001.png'
+        file.unlink()
+        file.symlink_to('nowhere.png')
+    opt = {'phase': 'val', 'scale': 2, 'dataroot_gt': gt, 'dataroot_lq': lq, 'name': 'x'}
+    dataset = build_dataset({'type': 'PairedImageDataset', **opt, 'io_backend': {'type': 'disk'}})
+    assert len(dataset) == 3
+    with pytest.raises(OSError, match=r'0001\.png'):
+        dataset[1]
+
+
 def test_16_bit_images_keep_their_precision(write):
     write(a=(np.full((4, 4, 3), 32769, np.uint16), np.full((2, 2, 3), 32768, np.uint16)))
     item = build('val')[0]

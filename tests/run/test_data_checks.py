@@ -9,8 +9,9 @@ import torch
 from runs import checkpoint, differences, log_text, rows
 
 from basicsr.archs.srvgg_arch import SRVGGNetCompact
+from basicsr.models import build_model
 from basicsr.models.sr_model import SRModel
-from basicsr.run.data_checks import look_through, try_metrics
+from basicsr.run.data_checks import look_through, try_metrics, try_schedules
 
 
 @pytest.fixture
@@ -186,3 +187,66 @@ def test_averages_that_a_model_does_not_keep_are_told(run, train_opt, tmp_path):
     text = log_text(run(opt))
     assert 'train.ema_decay, train.posthoc_ema: NoAverage keeps no average' in text
     assert 'keeps no average' not in log_text(run(train_opt(name='kept')))
+
+
+@pytest.mark.parametrize(
+    ('scheduler', 'message'),
+    [
+        ({'type': 'OneCycleLR', 'max_lr': 1e-3, 'total_steps': 4}, 'OneCycleLR fails at iteration'),
+        ({'type': 'StepLR', 'step_size': 0}, 'StepLR fails at iteration 2 of 6'),
+        ({'type': 'CosineAnnealingLR', 'T_max': 0}, 'CosineAnnealingLR fails'),
+        ({'type': 'MultiStepLR', 'milestones': [4], 'gamma': '0.5'}, 'fails at iteration 2 of 6'),
+    ],
+)
+def test_a_schedule_that_would_fail_later_is_refused_before_the_first_step(
+    refused, scheduler, message
+):
+    refused(rf'train\.scheduler: .*{message}', train__scheduler=scheduler)
+
+
+def test_trying_schedules_leaves_them_as_they_are(train_opt):
+    opt = train_opt() | {'dist': False, 'is_train': True}
+    opt['train']['scheduler'] = {'type': 'OneCycleLR', 'max_lr': 1e-3, 'total_steps': 6}
+    models = [build_model(opt) for _ in range(2)]
+    try_schedules(models[0])
+    for iteration in range(1, 7):
+        for model in models:
+            model.update_learning_rate(iteration)
+        rates = [model.get_current_learning_rate() for model in models]
+        assert rates[0] == rates[1]
+    groups = [
+        {k: v for k, v in model.optimizer_g.param_groups[0].items() if k != 'params'}
+        for model in models
+    ]
+    assert groups[0] == groups[1]
+
+
+@pytest.mark.parametrize('weight', ['1', None, [1, 2]])
+def test_a_weight_of_a_loss_that_is_no_number_is_refused(refused, weight):
+    refused(
+        'the losses cannot be computed', train__pixel_opt={'type': 'L1Loss', 'loss_weight': weight}
+    )
+
+
+def test_a_metric_is_tried_on_other_images_where_the_first_is_too_small(
+    run, train_opt, image_pairs
+):
+    gt, lq = image_pairs('mixed', 3, (208, 400))
+    small_gt, small_lq = image_pairs('small', 1, (24, 28))
+    for small, folder in ((small_gt, gt), (small_lq, lq)):
+        (Path(small) / '0000.png').replace(Path(folder) / '0000.png')
+    opt = train_opt(train__total_iter=1)
+    opt['datasets']['val'].update(dataroot_gt=gt, dataroot_lq=lq)
+    opt['val']['metrics'] = {'niqe': {'type': 'calculate_niqe', 'crop_border': 0}}
+    assert 'niqe: NaN for 1 of 3 images' in log_text(run(opt))
+
+
+@pytest.mark.parametrize(
+    ('path', 'message'),
+    [
+        ({'pretrain_network_g': 5}, 'must be the name of a file: 5'),
+        ({'strict_load_g': 'no'}, "'no'"),
+    ],
+)
+def test_paths_of_other_types_are_refused(refused, path, message):
+    refused(message, path=path)

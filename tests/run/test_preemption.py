@@ -181,6 +181,18 @@ def test_a_state_is_named_only_where_this_run_has_saved_one(tmp_path, monkeypatc
     assert preemption.last_state(opt) == '', 'those of an earlier run'
 
 
+def test_a_handler_is_silent_where_standard_error_has_no_reader(monkeypatch):
+    """As with ``2>&1 | tee``, which Ctrl-C ends as well."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for stderr in (os.fdopen(writer, 'w'), None):
+        monkeypatch.setattr(sys, 'stderr', stderr)
+        watch = preemption.PreemptionWatch()
+        watch.is_stepping, watch._before = True, {signal.SIGINT: None}
+        watch._interrupt(signal.SIGINT, None)
+        assert watch.signal == signal.SIGINT
+
+
 @pytest.mark.slow
 def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
     signalled, run_program, write, repository, tmp_path

@@ -268,3 +268,33 @@ def test_damaged_tiffs_are_refused_without_another_error():
             imfrombytes(damaged)
         except ValueError:
             continue
+
+
+@pytest.mark.parametrize('flag', FLAGS)
+@pytest.mark.parametrize('dtype', [np.uint16, np.float32])
+def test_planes_one_after_the_other_are_refused_above_8_bits(dtype, flag):
+    img = np.zeros((3, 4, 3), dtype)
+    assert imfrombytes(tiff(img, planes=1), flag) is not None
+    with pytest.raises(ValueError, match='not read as it is stored'):
+        imfrombytes(tiff(img, planes=2), flag)
+    gray = np.zeros((3, 4, 1), dtype)
+    assert imfrombytes(tiff(gray, planes=2), 'grayscale') is not None
+
+
+def test_colour_spaces_that_opencv_would_convert_are_refused():
+    with pytest.raises(ValueError, match='photometric 8'):
+        imfrombytes(tiff(np.zeros((3, 4, 3), np.uint8), photometric=8))
+
+
+def bitmap(red, green, blue):
+    """A BMP of one row of 32-bit pixels, with bit masks."""
+    header = struct.pack('<IiiHHIIiiII', 40, 2, 1, 1, 32, 3, 8, 0, 0, 0, 0)
+    body = header + struct.pack('<3I', red, green, blue) + bytes(range(8))
+    return b'BM' + struct.pack('<IHHI', 14 + len(body), 0, 0, 14 + len(body) - 8) + body
+
+
+def test_a_bitmap_whose_masks_give_another_order_of_channels_is_refused():
+    usual = imfrombytes(bitmap(0xFF0000, 0xFF00, 0xFF))
+    assert usual[0].tolist() == [[0, 1, 2], [4, 5, 6]]
+    with pytest.raises(ValueError, match='bit masks 000000ff, 0000ff00, 00ff0000'):
+        imfrombytes(bitmap(0xFF, 0xFF00, 0xFF0000))
