@@ -256,7 +256,7 @@ def check_archive(path: str | Path) -> None:
             return
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
-            if archive.comment.startswith(_SEAL[:-1]) and not is_sealed:
+            if archive.comment and not is_sealed:
                 raise UserError('wrong checksum')
             size = sum(part.file_size for part in parts)
             if size > Path(path).stat().st_size:

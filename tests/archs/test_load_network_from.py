@@ -180,6 +180,7 @@ def test_a_network_that_cannot_be_built_or_does_not_fit_is_an_error(write, chang
 @pytest.mark.parametrize('key', ['params_ema', DESCRIPTION, 'iter'])
 def test_weights_that_are_not_there_are_an_error_that_names_those_that_are(write, key, caplog):
     file = write({**described(), 'params_swa': {}, 'iter': 3})
+    caplog.clear()
     with pytest.raises(UserError, match=f"no weights '{key}'; it has: params, params_swa.$"):
         load_network_from(file, key)
     assert not caplog.records

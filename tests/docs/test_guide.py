@@ -101,7 +101,7 @@ def test_the_averages_of_the_guide_are_made(page, run, short_opt):
     opt['network_g']['upscale'] = 4
     opt['train'] |= yaml_load(blocks(page('docs/train.md', 'Other averages'), 'yaml')[0])['train']
     weights = torch.load(run(opt) / 'models/net_g_latest.pth', weights_only=True)
-    assert set(weights) == {'params', 'params_ema', 'params_swa'}
+    assert set(weights) == {'params', 'params_ema', 'params_swa', 'basicsr'}
 
 
 def test_the_guide_names_every_option_of_a_degradation(page):

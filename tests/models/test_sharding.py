@@ -9,7 +9,7 @@ from blind import adversarial
 from runs import checkpoint, differences, log_text, rows
 
 from basicsr.models import build_model
-from basicsr.models.preparation import build_sharding
+from basicsr.models.networks import build_sharding
 
 CHAIN = {'type': 'MSRResNet', 'num_feat': 4, 'num_block': 2, 'upscale': 2}
 SHARDED = {'train__sharding': 'fsdp'}
