@@ -164,9 +164,9 @@ def verify(args: argparse.Namespace, folder: Path, tell: Callable[[str], Any]) -
     for number, moment in enumerate(moments, 1):
         wait = random_moments.uniform(0, 2 * step)  # while it saves or validates, too
         killed = trainings.run('killed', moment, wait)
-        kills += killed
         rows = trainings.rows('killed')
         last = rows[-1]['iter'] if rows else 0
+        kills += killed and last < args.iters  # else nothing is left to resume
         where = f'after iteration {last} was logged' if killed else 'too late, it had ended'
         tell(f'kill {number} of {args.kills}: {where}\n')
         if not killed:

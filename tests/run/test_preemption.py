@@ -267,7 +267,7 @@ def test_a_worker_ends_when_its_parent_says_so_or_is_gone_and_at_no_other_signal
 ):
     """Forked by its parent or by a fork server. The output ends with the last worker."""
     (tmp_path / 'heeding.py').write_text(HEEDING)
-    result = run_program('heeding.py', timeout=60)
+    result = run_program('heeding.py', timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr
 
 
