@@ -1,18 +1,22 @@
-"""Reduction and weighting of pixel losses, and the artifact map of LDL.
+"""What losses share: reduction, weighting, what kind one is; and the artifact map of LDL.
 
 LDL: Jie Liang, Hui Zeng, Lei Zhang, "Details or Artifacts: A Locally Discriminative Learning
 Approach to Realistic Image Super-Resolution" (CVPR 2022), https://arxiv.org/abs/2203.09195
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from basicsr.utils.errors import UserError
+
+# Names of losses that have an option of their own.
+_OWN_LOSSES = ('pix', 'percep', 'style', 'gan', 'ldl')
 
 
 def reduce_loss(loss: Tensor, reduction: str) -> Tensor:
@@ -124,3 +128,35 @@ def get_refined_artifact_map(
     patch_weight = variance.clamp_min(torch.finfo(variance.dtype).tiny) ** 0.2
     weight = patch_weight * get_local_weights(residual, ksize)
     return weight.masked_fill(residual < residual_ema, 0)
+
+
+def named_losses(losses: Any) -> dict[str, dict[str, Any]]:
+    """The options of ``train.losses`` by the names of the losses in the log."""
+    if not isinstance(losses, list) or not all(
+        isinstance(options, dict) and 'type' in options for options in losses
+    ):
+        raise UserError(
+            f'train.losses must be a list of losses, such as [{{type: L1Loss}}], got {losses}.'
+        )
+    named: dict[str, dict[str, Any]] = {}
+    for options in map(dict, losses):
+        name = options.pop('name', None) or options['type'].removesuffix('Loss').lower()
+        if name in named:
+            raise UserError(f"train.losses: two are called '{name}'; give each a name.")
+        if name in _OWN_LOSSES:
+            raise UserError(f"train.losses: '{name}' is another loss; give a new name.")
+        named[name] = options
+    return named
+
+
+def is_adversarial(loss: nn.Module) -> bool:
+    """Whether a loss judges logits as those of real images or not, as GANLoss does."""
+    return 'target_is_real' in inspect.signature(loss.forward).parameters
+
+
+def number_of_images(loss: nn.Module) -> int:
+    """1 for a loss of ``output`` alone, 2 for one that compares it with the ground truth."""
+    parameters = inspect.signature(loss.forward).parameters.values()
+    return sum(
+        p.default is inspect.Parameter.empty for p in parameters if p.kind < p.VAR_POSITIONAL
+    )

@@ -32,7 +32,7 @@ from .optimization import evaluation_weights
 from .posthoc import drop_later_snapshots, snapshot_file
 from .preparation import channels_last_is_faster, warn_of_own_step
 from .step import Losses, Stepper
-from .validation import Result, Validation, log_scores
+from .validation import SAMPLES, Result, Validation, log_scores
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class BaseModel(Networks):
         train_opt = opt.get('train') or {}
         self.stepper = Stepper(train_opt, self.device)
         self._has_stepped = False
+        self._described: dict[str, dict[str, Any]] = {}  # by label
         self.log_dict: Mapping[str, Any] = OrderedDict()
         self.saver: BackgroundSaver | None = None
         self.noticed_signal: Callable[[], int] = lambda: 0
@@ -238,7 +239,7 @@ class BaseModel(Networks):
         if self.draws_samples:
             is_master = get_dist_info()[0] == 0
             with evaluation_weights(self.optimizers), self._whole_networks():
-                validation = Validation(self, 'samples', current_iter, save_img)
+                validation = Validation(self, SAMPLES, current_iter, save_img)
                 validation.run([None] if is_master else [], tb_logger)
 
     @property
@@ -334,6 +335,11 @@ class BaseModel(Networks):
 
     def save(self, epoch: int, current_iter: int) -> None:
         """Write the networks and, unless ``current_iter`` is -1, the training state."""
+        if not self.labels:
+            raise NotImplementedError(
+                f'{type(self).__name__} has neither networks of add_network, which are saved by '
+                'themselves, nor a save of its own.'
+            )
         for label in self.labels:
             self.save_label(label, current_iter)
         self.save_training_state(epoch, current_iter)
@@ -372,12 +378,18 @@ class BaseModel(Networks):
             key: dict(self.get_bare_model(n).state_dict())
             for key, n in zip(keys, nets, strict=True)
         }
-        options = self.opt.get(f'network_{net_label.removeprefix("net_")}')
-        if options:
-            content[DESCRIPTION] = description(options, self.opt.get('scale'))
+        content |= self._description(net_label.removeprefix('net_'))
         name = f'{net_label}_{"latest" if current_iter == -1 else current_iter}'
         path = Path(self.opt['path']['models']) / f'{name}{self._network_suffix}'
         self._write(content, path)
+
+    def _description(self, label: str) -> dict[str, Any]:
+        """What a file says of the network of a label, as an entry of that file."""
+        options = self.opt.get(f'network_{label}')
+        if label not in self._described:
+            described = description(options, self.opt.get('scale')) if options else None
+            self._described[label] = {DESCRIPTION: described} if described else {}
+        return self._described[label]
 
     def _write(self, content: dict, path: Path) -> None:
         if self.sharding:
@@ -397,7 +409,7 @@ class BaseModel(Networks):
             for average in averages:
                 if isinstance(average, PowerAverages):
                     file = snapshot_file(self.opt['path']['models'], current_iter, label)
-                    self._write(average.state_dict(), file)
+                    self._write(average.state_dict() | self._description(label), file)
         folder = Path(self.opt['path']['training_states'])
         self._write(
             state.training_state(self, epoch, current_iter), folder / f'{current_iter}.state'
@@ -413,7 +425,7 @@ class BaseModel(Networks):
             best = record.get(self._best['metric'], {}).get('iter')
             if from_master(best == current_iter):
                 with evaluation_weights(self.optimizers):
-                    self.save_label(self.labels[0], 'best')
+                    self.save_label(next(iter(self.labels), 'g'), 'best')
 
     def extra_state(self) -> dict[str, Any]:
         """What else a training state has to hold: tensors and plain values.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
 from basicsr.utils.errors import UserError
+from basicsr.utils.safetensors_file import DESCRIPTION
 from basicsr.utils.text import some
 from basicsr.utils.wrong_weights import why_unusable
 
@@ -143,10 +144,11 @@ def write_averages(
     fits = [_fit(exponents, ends, length) for length in lengths]
     shares = np.array([shares for shares, _ in fits]).reshape(len(lengths), len(iterations), -1)
     states = _add_up(models, iterations, newest, shares)
+    described = {key: newest[key] for key in (DESCRIPTION,) if key in newest}
     lines = []
     for file, length, state, (_, error) in zip(files, lengths, states, fits, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint({'params_ema': state}, file)
+        save_checkpoint({'params_ema': state, **described}, file)
         lines.append(
             f'{file}: length {length:g} at iteration {iterations[-1]}, from {len(iterations)} '
             f'snapshots since {iterations[0]}; the profile is met up to {error:.2%}'

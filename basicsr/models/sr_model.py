@@ -1,6 +1,5 @@
 """Restoration by regression: one network, pixel and perceptual losses."""
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from basicsr.losses import build_loss
+from basicsr.losses.loss_util import is_adversarial, named_losses, number_of_images
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
@@ -19,9 +19,6 @@ from .optimization import train_weights
 from .preparation import compile_if_asked
 from .restore import restore, self_ensemble
 from .validation import Result
-
-# Names of losses that have an option of their own.
-_OWN_LOSSES = ('pix', 'percep', 'style', 'gan', 'ldl')
 
 
 @MODEL_REGISTRY.register()
@@ -77,7 +74,7 @@ class SRModel(BaseModel):
                     'train.losses: an adversarial loss has its own place, train.gan_opt, in the '
                     'options of an adversarial model.'
                 )
-        self._num_images = {name: _number_of_images(loss) for name, loss in self.cri_others.items()}
+        self._num_images = {name: number_of_images(loss) for name, loss in self.cri_others.items()}
         if self.needs_fidelity_loss and not (
             self.cri_pix or self.cri_perceptual or self.cri_others
         ):
@@ -200,35 +197,3 @@ class SRModel(BaseModel):
         if hasattr(self, 'gt'):
             visuals['gt'] = self.gt.detach().cpu()
         return visuals
-
-
-def named_losses(losses: Any) -> dict[str, dict[str, Any]]:
-    """The options of ``train.losses`` by the names of the losses in the log."""
-    if not isinstance(losses, list) or not all(
-        isinstance(options, dict) and 'type' in options for options in losses
-    ):
-        raise UserError(
-            f'train.losses must be a list of losses, such as [{{type: L1Loss}}], got {losses}.'
-        )
-    named: dict[str, dict[str, Any]] = {}
-    for options in map(dict, losses):
-        name = options.pop('name', None) or options['type'].removesuffix('Loss').lower()
-        if name in named:
-            raise UserError(f"train.losses: two are called '{name}'; give each a name.")
-        if name in _OWN_LOSSES:
-            raise UserError(f"train.losses: '{name}' is another loss; give a new name.")
-        named[name] = options
-    return named
-
-
-def is_adversarial(loss: torch.nn.Module) -> bool:
-    """Whether a loss judges logits as those of real images or not, as GANLoss does."""
-    return 'target_is_real' in inspect.signature(loss.forward).parameters
-
-
-def _number_of_images(loss: torch.nn.Module) -> int:
-    """1 for a loss of ``output`` alone, 2 for one that compares it with the ground truth."""
-    parameters = inspect.signature(loss.forward).parameters.values()
-    return sum(
-        p.default is inspect.Parameter.empty for p in parameters if p.kind < p.VAR_POSITIONAL
-    )

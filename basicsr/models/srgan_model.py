@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from basicsr.data.progressive import crop_sizes
-from basicsr.losses.loss_util import get_refined_artifact_map
+from basicsr.losses.loss_util import get_refined_artifact_map, is_adversarial
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
-from .sr_model import SRModel, is_adversarial
+from .sr_model import SRModel
 
 logger = logging.getLogger(__name__)
 

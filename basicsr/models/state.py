@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from basicsr.utils.checkpoint import (
     load_checkpoint,
     select_params,
+    state_dicts,
     strip_wrapper_prefixes,
     take_below_prefix,
 )
@@ -54,7 +55,7 @@ def load_weights(
     """
     content = load_checkpoint(file)
     state, used_key = select_params(content, param_key, file)
-    others = [k for k, v in content.items() if k != used_key and isinstance(v, Mapping)]
+    others = [key for key in state_dicts(content) if key != used_key]
     own = net.state_dict()
     state = take_below_prefix(strip_wrapper_prefixes(state, own), own, file)
     with open(file, 'rb') as opened:

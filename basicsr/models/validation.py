@@ -31,6 +31,8 @@ from basicsr.utils.text import some
 
 logger = logging.getLogger(__name__)
 
+SAMPLES = 'samples'  # what the results of a model that need no batch are called as a set
+
 
 @dataclass
 class Result:
@@ -207,7 +209,7 @@ class Validation:
                 *(metric, undefined, len(given)),
             )
         if not scores:
-            if rows and not given:
+            if rows and not given and self.name != SAMPLES:
                 logger.info('No GT: %s, which compares with it, is left out.', metric)
             return None
         if equal := sum(math.isinf(score) for _, score in scores):

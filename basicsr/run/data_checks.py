@@ -61,10 +61,12 @@ def try_schedules(model: Any) -> None:
         state = deepcopy(scheduler.state_dict())
         marks = state.get('milestones') or state.get('_milestones') or ()
         points = {1, 2, 3, total_iter - 1, *(int(m) + i for m in marks for i in (0, 1))}
+        can_jump = 'last_epoch' in state  # of a ChainedScheduler each part counts for itself
         try:
             with warnings.catch_warnings(action='ignore'):  # of steps before the optimizer's
                 for point in sorted(p for p in points if 0 < p < total_iter):
-                    scheduler.last_epoch = point - 1
+                    if can_jump:
+                        scheduler.last_epoch = point - 1
                     scheduler.step()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(
