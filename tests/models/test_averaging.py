@@ -184,6 +184,7 @@ def test_the_command_makes_a_network_that_a_test_takes(
     cli.main()
     assert f'{target}: length 0.1 at iteration 5, from 5 snapshots' in capsys.readouterr().out
     made, stored = torch.load(target, weights_only=True), checkpoint(folder, 'averages_5.pth')
+    assert made.pop('basicsr')['network']['type'] == 'SRVGGNetCompact'
     torch.testing.assert_close(made, {'params_ema': stored['averages'][1]}, atol=1e-6, rtol=0)
 
     stored_alone = tmp_path / 'stored.pth'
@@ -252,6 +253,18 @@ def test_averages_of_normalisation_layers_have_their_parameters_averaged_and_buf
         torch.testing.assert_close(model.net_g_ema.get_parameter(name).detach(), means[name])
         mean = swa.network.get_parameter(name).detach()
         torch.testing.assert_close(mean, total[name] / 4)
+
+
+def test_an_average_says_which_network_it_is_of(run, train_opt, tmp_path):
+    from basicsr.archs import load_network_from
+
+    opt = train_opt(train__posthoc_ema=True, train__total_iter=12)
+    folder = run(opt)
+    write_averages(folder, [0.1], tmp_path / 'average.pth')
+    net = load_network_from(tmp_path / 'average.pth')
+    assert type(net).__name__ == opt['network_g']['type']
+    state = torch.load(tmp_path / 'average.pth', weights_only=True)['params_ema']
+    assert differences(dict(net.state_dict()), state) == []
 
 
 def test_averages_are_never_written_over_a_file(run, train_opt, tmp_path):
