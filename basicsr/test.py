@@ -1,4 +1,4 @@
-"""Restore and score images with a trained network: ``python basicsr/test.py -opt FILE``."""
+"""Test entry point, restores and scores images: ``python basicsr/test.py -opt FILE``."""
 
 import sys
 from pathlib import Path
@@ -27,14 +27,14 @@ from basicsr.utils.text import some
 
 
 def test_pipeline(root_path: str | Path) -> None:
-    """Run every test set of the command line's option file through the network.
+    """Run every test set of the option file on the command line through the network.
 
     Args:
         root_path: Parent of ``results/``.
 
     Raises:
-        ValueError: The option file names no weights, and does not say that this is meant; or some
-            images have no result, of which the others are written and scored.
+        ValueError: The option file names no weights without setting ``path.random_weights``, or
+            some images failed; the remaining images are still written and scored.
     """
     opt, _ = prepare(root_path, is_train=False)
     path = opt['path']
@@ -58,7 +58,7 @@ def test_pipeline(root_path: str | Path) -> None:
 
     if opt['rank'] == 0:
         claim_folder(path['results_root'])
-    make_exp_dirs(opt)  # moves earlier results aside: only now that all parts have been built
+    make_exp_dirs(opt)  # moves earlier results aside, so only after everything has been built
     barrier()
     get_root_logger(log_file=Path(path['log']) / f'test_{opt["name"]}_{get_time_str()}.log')
     if not opt['val']['save_img']:
@@ -75,7 +75,7 @@ def test_pipeline(root_path: str | Path) -> None:
         results[name] = {
             'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
-            # A validation loop of a subclass runs on rank 0 alone.
+            # A subclass with its own validation loop runs it on rank 0 only.
             'failed': from_master(getattr(model, 'failed_images', {})),
         }
         failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]
@@ -89,7 +89,7 @@ def test_pipeline(root_path: str | Path) -> None:
 
 
 def results_table(results: dict[str, Any]) -> str:
-    """The scores of every set as lines of aligned columns."""
+    """Format the scores of every set as a table with aligned columns."""
     metrics = list(dict.fromkeys(m for result in results.values() for m in result['metrics']))
     width = max([len('set'), *map(len, results)])
     lines = [f'{"set":<{width}}  images' + ''.join(f'{metric:>12}' for metric in metrics)]

@@ -1,4 +1,4 @@
-"""Train a network from an option file: ``python basicsr/train.py -opt options/x.yml``."""
+"""Training entry point and loop: ``python basicsr/train.py -opt options/x.yml``."""
 
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def train_pipeline(root_path: str | Path) -> None:
-    """Train from the command line's option file to the last checkpoint.
+    """Run the whole training described by the option file on the command line.
 
     Args:
         root_path: Parent of ``experiments/`` and ``tb_logger/``.
@@ -54,15 +54,15 @@ def train_pipeline(root_path: str | Path) -> None:
 
 
 def train(preemption: PreemptionWatch, opt: dict, first_sample: int | None = None) -> None:
-    """Train as the options say.
+    """Build loaders and model, resume if there is a training state, and run the training loop.
 
     Args:
-        preemption: Tells whether to stop.
+        preemption: Reports signals to stop.
         opt: The complete options.
-        first_sample: Where to continue in the order of the samples after a rollback; None: with
-            those that the training state has not seen.
+        first_sample: After a rollback, the position in the sample order to continue from; None
+            continues with the first sample that the training state has not seen.
     """
-    if opt['rank'] == 0:  # before a state is chosen: no other process adds or moves one then
+    if opt['rank'] == 0:  # before choosing a state, so that no other run can add or move one
         claim_folder(opt['path']['experiments_root'])
     begin = opt['path']['resume_state']
     opt, resume_state = resume(opt, first_sample)
@@ -74,7 +74,7 @@ def train(preemption: PreemptionWatch, opt: dict, first_sample: int | None = Non
         model.resume_training(resume_state)
         del resume_state  # a second copy of the optimizer state
     model.samples_seen = loaders.samples_before
-    # Folders are made, and an earlier run moved aside, only when all parts have been built.
+    # Creates folders and moves an earlier run aside, so only after everything has been built.
     monitor = Monitor(model, loaders, preemption, start_iter, begin, epoch)
     verb = 'Resuming' if start_iter else 'Start'
     logger.info('%s training from epoch: %d, iter: %d.', verb, epoch, start_iter)
@@ -82,11 +82,11 @@ def train(preemption: PreemptionWatch, opt: dict, first_sample: int | None = Non
     val_freq = opt['val'] and opt['val']['val_freq']
 
     def is_due(current_iter: int) -> bool:
-        # The last one comes when all else is done.
+        # The final validation runs after the last checkpoint has been written.
         return bool(val_freq) and current_iter < total_iter and current_iter % val_freq == 0
 
     if start_iter and is_due(start_iter):
-        validate(monitor, start_iter)  # a state is saved before the validation of its iteration
+        validate(monitor, start_iter)  # the state was saved before its iteration was validated
     for current_iter, data in monitor.iterations():
         model.begin_iteration(data, current_iter, loaders.schedule.batch_size(current_iter))
         model.optimize_parameters(current_iter)
@@ -111,7 +111,7 @@ def train(preemption: PreemptionWatch, opt: dict, first_sample: int | None = Non
 
 
 def save(monitor: Monitor, current_iter: int) -> None:
-    """Write the checkpoint of an iteration, or with -1 the latest networks."""
+    """Write the checkpoint of an iteration; -1 writes ``latest`` networks without a state."""
     note('saving')
     monitor.check()
     is_last = current_iter == -1
@@ -121,7 +121,7 @@ def save(monitor: Monitor, current_iter: int) -> None:
 
 
 def validate(monitor: Monitor, current_iter: int) -> None:
-    """Validate on every set; a signal to stop is heeded between two images."""
+    """Validate on every set; a signal to stop interrupts it between two images."""
     model, opt = monitor.model, monitor.model.opt
     total_iter, save_freq = opt['train']['total_iter'], opt['logger']['save_checkpoint_freq']
     monitor.check()

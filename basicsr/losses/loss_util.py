@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from basicsr.utils.errors import UserError
 
-# Names of losses that have an option of their own.
+# Names of losses that have dedicated options.
 _OWN_LOSSES = ('pix', 'percep', 'style', 'gan', 'ldl')
 
 
@@ -150,12 +150,12 @@ def named_losses(losses: Any) -> dict[str, dict[str, Any]]:
 
 
 def is_adversarial(loss: nn.Module) -> bool:
-    """Whether a loss judges logits as those of real images or not, as GANLoss does."""
+    """Whether a loss takes discriminator logits and a real/fake target, as GANLoss does."""
     return 'target_is_real' in inspect.signature(loss.forward).parameters
 
 
 def number_of_images(loss: nn.Module) -> int:
-    """1 for a loss of ``output`` alone, 2 for one that compares it with the ground truth."""
+    """1 for a loss that takes only ``output``, 2 for one that also takes the ground truth."""
     parameters = inspect.signature(loss.forward).parameters.values()
     return sum(
         p.default is inspect.Parameter.empty for p in parameters if p.kind < p.VAR_POSITIONAL

@@ -1,4 +1,4 @@
-"""Models: what is trained, and one step of it."""
+"""Models: networks with their losses, optimizers and training step."""
 
 import logging
 from copy import deepcopy
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_model(opt: dict) -> Any:
-    """The model that ``opt['model_type']`` names, built from a copy of the options."""
+    """Build the model named by ``opt['model_type']`` from a copy of the options."""
     opt = deepcopy(opt)
     model = MODEL_REGISTRY.get(opt['model_type'])(opt)
     logger.info('Model [%s] is created.', type(model).__name__)

@@ -1,4 +1,4 @@
-"""Averages of a network's weights: EMA, SWA and post-hoc EMA, behind one interface.
+"""Weight averaging: EMA, SWA (stochastic weight averaging) and post-hoc EMA.
 
 SWA: Pavel Izmailov, Dmitrii Podoprikhin, Timur Garipov, Dmitry Vetrov, Andrew Gordon Wilson,
 "Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018,
@@ -37,7 +37,7 @@ def move_average(average: nn.Module, net: nn.Module, decay: float) -> None:
 
 @torch.no_grad()
 def copy_buffers(average: nn.Module, net: nn.Module) -> None:
-    """Give an average the buffers of its network, such as running statistics."""
+    """Copy the buffers of a network, such as running statistics, to its average."""
     for own, current in zip(average.buffers(), net.buffers(), strict=True):
         own.copy_(current)
 
@@ -46,8 +46,8 @@ class Average:
     """An average of the weights of one network.
 
     Attributes:
-        networks: What it consists of, on the network's device.
-        key: Under which ``weights`` stand in the file of the network.
+        networks: The averaged networks, on the device of the trained one.
+        key: Key of ``weights`` in the network's checkpoint.
     """
 
     key = ''
@@ -57,15 +57,15 @@ class Average:
 
     @property
     def weights(self) -> nn.Module | None:
-        """The network to be saved beside the trained one; None if there is none, or not yet."""
+        """The averaged network saved with the trained one; None if there is none, or not yet."""
         return None
 
     def update(self, net: nn.Module, iteration: int) -> None:
-        """Take in the weights after an iteration, counted from 1; none may be left out."""
+        """Add the weights after an iteration, counted from 1; call it for every iteration."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs besides the file of the network."""
+        """What a resume needs in addition to the network's checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -73,13 +73,13 @@ class Average:
 
 
 class ExponentialAverage(Average):
-    """``train.ema_decay``: each iteration moves it towards the trained weights.
+    """Exponential moving average of the weights (``train.ema_decay``).
 
     Args:
         network: A copy of the network.
-        decay: Of an iteration.
-        warmup: Whether the decay is lower at first, (1 + n) / (10 + n) at iteration n: so early
-            the average would mostly be of the first weights.
+        decay: Decay per iteration.
+        warmup: Whether to lower the decay at first, to (1 + n) / (10 + n) at iteration n;
+            otherwise the initial weights dominate early averages.
     """
 
     key = 'params_ema'
@@ -98,7 +98,7 @@ class ExponentialAverage(Average):
 
 
 class StochasticAverage(Average):
-    """``train.swa``: the mean of the weights after every so many iterations.
+    """Stochastic weight averaging: the mean of periodically sampled weights (``train.swa``).
 
     Args:
         network: A copy of the network.
@@ -106,8 +106,8 @@ class StochasticAverage(Average):
         total_iter: Iterations of the run.
 
     Attributes:
-        start: The first iteration whose weights enter.
-        count: How many weights have entered.
+        start: The first iteration whose weights are averaged.
+        count: How many sets of weights have been averaged.
     """
 
     key = 'params_swa'
@@ -154,11 +154,11 @@ def _first_iteration(start: int | float, total_iter: int) -> int:
 
 
 class PowerAverages(Average):
-    """``train.posthoc_ema``: averages with power-function profiles, stored in snapshots.
+    """Averages with power-function profiles, stored as snapshots (``train.posthoc_ema``).
 
     Args:
-        lengths: Of the averages, one network each.
-        copy_network: Makes a copy of the network.
+        lengths: The relative length of each average; one network each.
+        copy_network: Returns a copy of the network.
     """
 
     def __init__(self, lengths: Sequence[float], copy_network: Callable[[], nn.Module]):
@@ -178,7 +178,7 @@ class PowerAverages(Average):
             move_average(average, net, (1 - 1 / iteration) ** (g + 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """What is written for ``basicsr average`` and for a resume."""
+        """The snapshot, written for ``basicsr average`` and for a resume."""
         return {
             'lengths': self.lengths,
             'averages': [dict(network.state_dict()) for network in self.networks],
@@ -198,14 +198,15 @@ class PowerAverages(Average):
 def let_swa_take_over(
     schedulers: list[Any], optimizer: Optimizer, options: Mapping[str, Any], start: int
 ) -> None:
-    """Have the rates of an optimizer change over to ``train.swa.lr`` after iteration ``start``.
+    """Anneal the rates of an optimizer to ``train.swa.lr`` after iteration ``start``.
 
     Args:
-        schedulers: Of all optimizers; that of this one, if any, ends at ``start``.
+        schedulers: Schedulers of all optimizers; the one of this optimizer, if any, ends at
+            ``start``.
     """
     index = next((i for i, s in enumerate(schedulers) if s.optimizer is optimizer), None)
     before = ConstantLR(optimizer, factor=1) if index is None else schedulers[index]
-    if isinstance(before, SequentialLR | ChainedScheduler):  # torch would begin it a second time
+    if isinstance(before, SequentialLR | ChainedScheduler):  # torch would restart it
         raise UserError(
             f'train.swa.lr cannot take over from a {type(before).__name__}: leave lr out, and let '
             'train.scheduler itself end with the rate for SWA.'
@@ -219,9 +220,9 @@ def let_swa_take_over(
 
 
 def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], schedule: Schedule) -> None:
-    """Let the batch norms of averaged networks take their statistics from training batches.
+    """Recompute the batch-norm statistics of averaged networks on training batches.
 
-    Those of the trained network belong to other weights. Every rank has to call it.
+    The trained network's statistics do not match the averaged weights. Every rank has to call it.
 
     Args:
         batches: The training batches after the last step.
@@ -262,7 +263,7 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _learns_statistics(net: nn.Module) -> bool:
-    """Whether there are batch norms, and none of them frozen."""
+    """Whether the network has batch norms, none of them frozen."""
     norms = [module for module in net.modules() if _has_statistics(module)]
     return bool(norms) and all(norm.training for norm in norms)
 
@@ -295,7 +296,7 @@ def validate_swa(model: Any, dataloader: Any, current_iter: int, tb_logger: Any)
     }
     if not averaged:
         return
-    # Validation loops restore with net_g_ema, if the model has it.
+    # Validation loops use net_g_ema for inference, if the model has it.
     before = {key: value for key, value in vars(model).items() if key in averaged}
     vars(model).update(averaged)
     try:

@@ -1,4 +1,4 @@
-"""What every model has: networks and optimizers by label, and all that is done for each of them."""
+"""Base class of all models: training steps, validation, checkpoints and resuming."""
 
 import logging
 import math
@@ -38,34 +38,34 @@ logger = logging.getLogger(__name__)
 
 
 class BaseModel(Networks):
-    """Base of the models; a subclass adds networks and optimizers, and owns one step.
+    """Base class of the models; a subclass adds networks and optimizers and defines the step.
 
-    A label such as 'g' stands for the network ``net_g``, its average ``net_g_ema`` and its
-    optimizer ``optimizer_g``, and in the options for ``network_g``, ``train.optim_g``,
-    ``path.pretrain_network_g`` and the files ``net_g_<iter>.pth``.
+    A label such as 'g' identifies the network ``net_g``, its average ``net_g_ema``, its optimizer
+    ``optimizer_g``, the options ``network_g``, ``train.optim_g`` and ``path.pretrain_network_g``,
+    and the files ``net_g_<iter>.pth``.
 
     Attributes:
         opt: The completed options.
         device: Where networks and batches live.
-        labels: Of the networks, in the order in which they were added.
-        averages: By label, the averages of its weights.
+        labels: Labels of the networks, in the order in which they were added.
+        averages: Weight averages of each network, by label.
         optimizers, schedulers: In the order in which a training state stores them.
-        stepper: Makes the steps.
+        stepper: Performs the optimizer steps.
         log_dict: Scalars of the last step, as tensors on the device.
         batch_tensors: Names of the attributes that hold the batch.
-        saver: Set by the training loop, which must not wait for the disk: a BackgroundSaver through
-            which checkpoints are written; None: they are written at once.
-        noticed_signal: Set by the training loop: gives the signal that asks the run to stop, or 0.
-            A validation is left for it between two images.
-        channels_last: The memory layout of networks and batches; None until it is chosen.
-        sharding: With ``train.sharding`` what splits the networks over the processes, else None.
-        samples_seen: Training samples that all ranks together have taken; the loop counts them.
-        batch_size: Samples of the last batch of all ranks.
-        metric_results: Scores of the last validation; there only after one, since models with a
-            loop of their own ask for that.
-        image_results, group_results: Of the last validation: scores by image and by clip.
-        failed_images: Of the last validation: why images have no result, by image name.
-        panels: Of the last validation of each set: the first images, (h, w, c) BGR uint8.
+        saver: A BackgroundSaver, set by the training loop so that checkpoints do not block it;
+            None writes them synchronously.
+        noticed_signal: Set by the training loop; returns the signal that asks the run to stop, or
+            0. A validation checks it between two images.
+        channels_last: Whether networks and batches are channels-last; None until it is chosen.
+        sharding: The ``Sharding`` of ``train.sharding``, else None.
+        samples_seen: Training samples seen so far, over all ranks.
+        batch_size: Global batch size of the last step, over all ranks.
+        metric_results: Scores of the last validation. Unset before the first one, because models
+            with their own validation loop test for its presence.
+        image_results, group_results: Scores of the last validation, by image and by clip.
+        failed_images: Images that failed in the last validation, with the reason, by image name.
+        panels: The first images of each set's last validation, (h, w, c) BGR uint8.
     """
 
     metric_results: dict[str, float]
@@ -97,7 +97,7 @@ class BaseModel(Networks):
         self.checkpoints = CheckpointSeries(models, options.get('keep_last'), every, total_iter)
         self._network_suffix = f'.{options.get("checkpoint_format", "pth")}'
         if self._network_suffix == '.safetensors':
-            require_safetensors()  # now, not at the first checkpoint
+            require_safetensors()  # fail now instead of at the first checkpoint
         self._best = options.get('keep_best')
 
     # an iteration
@@ -105,10 +105,10 @@ class BaseModel(Networks):
     def begin_iteration(
         self, data: Mapping[str, Any], current_iter: int, batch_size: int = 0
     ) -> None:
-        """Take over the batch of an iteration; seeds and learning rates follow from its number.
+        """Prepare an iteration: seed, set the learning rates, load and mix the batch.
 
         Args:
-            batch_size: Samples of all ranks.
+            batch_size: Global batch size, over all ranks.
         """
         note('step', current_iter)
         seed_all(self.opt['manual_seed'], get_dist_info()[0], current_iter)
@@ -128,12 +128,12 @@ class BaseModel(Networks):
         self.batch_tensors = tuple(k for k, size in fed.items() if size == next(iter(fed.values())))
 
     def mix_batch(self) -> None:
-        """Mix the samples of the batch, before a step: ``train.mixing``."""
+        """Mix the samples of the batch before a step (``train.mixing``)."""
         if self.mixing is not None:
             raise UserError(f'train.mixing: {type(self).__name__} does not say what it mixes.')
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
-        """Take over a batch."""
+        """Move a batch to the device and store it in the attributes of ``batch_tensors``."""
         raise NotImplementedError(f'{type(self).__name__} defines no feed_data.')
 
     def optimize_parameters(self, current_iter: int) -> None:
@@ -141,24 +141,23 @@ class BaseModel(Networks):
         raise NotImplementedError(f'{type(self).__name__} defines no optimize_parameters.')
 
     def input_of(self, label: str) -> Tensor:
-        """What the network of a label is given of the batch: SWA takes statistics from it."""
+        """The input of a network from the current batch; SWA recomputes norm statistics from it."""
         raise UserError(
             f'train.swa: net_{label} has batch norms, and {type(self).__name__} has no input_of '
             'that says what their statistics are taken from: add it, or set bn_batches: 0.'
         )
 
     def step(self, label: str, losses: Losses) -> OrderedDict[str, Tensor]:
-        """Make a step of ``optimizer_<label>``.
+        """Perform a step of ``optimizer_<label>``.
 
         Args:
-            losses: Gives the losses of the batch by name, or of the micro-batch that the attributes
-                of the batch are; values that need no gradient are only logged. A generator gives
-                several such mappings, and the gradients of each are taken before the next is
-                computed.
+            losses: Returns the losses by name for the batch or micro-batch that the batch
+                attributes currently hold; values without gradient are only logged. A generator
+                yields several such mappings; each is backpropagated before the next is computed.
 
         Returns:
-            What ``losses`` gave, detached, of several micro-batches the mean; and the norm of the
-            gradient if it is clipped.
+            The values from ``losses``, detached and averaged over micro-batches, plus the gradient
+            norm if it is clipped.
         """
         self._has_stepped = True
         nets = [self.network(name) for name in self._trained_by.get(label, [label])]
@@ -170,24 +169,24 @@ class BaseModel(Networks):
         return self.stepper.step(self, label, nets, getattr(self, f'optimizer_{label}'), losses)
 
     def parts(self, *labels: str) -> Iterator[float]:
-        """The batch in ``train.accumulate`` micro-batches, see ``Stepper.micro_batches``."""
+        """Split the batch into ``train.accumulate`` micro-batches, see ``Stepper``."""
         return self.stepper.micro_batches(self, [self.network(label) for label in labels])
 
     def autocast(self) -> torch.autocast:
-        """The context in which a step computes networks and losses: ``train.amp``."""
+        """The autocast context for networks and losses (``train.amp``)."""
         return self.stepper.autocast()
 
     def end_iteration(self, current_iter: int) -> None:
-        """What is left to do after a step."""
+        """Finish an iteration: update the weight averages."""
         self.update_averages(current_iter)
         if not self._has_stepped:
-            self._has_stepped = True  # said once
+            self._has_stepped = True  # warn only once
             warn_of_own_step(self)
 
     def reduce_loss_dict(self, loss_dict: Mapping[str, Any]) -> OrderedDict:
-        """The scalars of a step, cut from the graph and left on the device.
+        """Detach the scalars of a step and leave them on the device.
 
-        They are averaged over the ranks, and made floats, only when a line is printed.
+        They are averaged over the ranks and converted to floats only when a line is logged.
         """
         return OrderedDict(
             (name, value.detach() if isinstance(value, Tensor) else value)
@@ -215,7 +214,7 @@ class BaseModel(Networks):
     # results
 
     def results(self, data: Mapping[str, Any]) -> Iterator[Result]:
-        """Make the results of a batch of a validation or test set."""
+        """Yield the results for a batch of a validation or test set."""
         raise NotImplementedError(f'{type(self).__name__} defines no results.')
 
     def get_current_visuals(self) -> Mapping[str, Tensor]:
@@ -223,7 +222,7 @@ class BaseModel(Networks):
         raise NotImplementedError(f'{type(self).__name__} defines no get_current_visuals.')
 
     def samples(self) -> Iterable[Result]:
-        """Results that need no batch, such as those of a generator; made at each validation."""
+        """Results without an input batch, such as generator samples, made at each validation."""
         return ()
 
     def validate(
@@ -233,7 +232,7 @@ class BaseModel(Networks):
         tb_logger: Any,
         save_img: bool = False,
     ) -> None:
-        """Validate on every set, and make the samples of a model that has some."""
+        """Validate on every set, and draw samples if the model provides ``samples``."""
         for loader in loaders:
             self.validation(loader, current_iter, tb_logger, save_img)
         if self.draws_samples:
@@ -244,18 +243,18 @@ class BaseModel(Networks):
 
     @property
     def draws_samples(self) -> bool:
-        """Whether ``samples`` gives some."""
+        """Whether the model overrides ``samples``."""
         return type(self).samples is not BaseModel.samples
 
     def validation(
         self, dataloader: Any, current_iter: int | str, tb_logger: Any, save_img: bool = False
     ) -> None:
-        """Make the results of a set and score them.
+        """Restore and score the images of a set.
 
         Args:
             dataloader: Loader of single images, or clips.
             current_iter: The iteration, or in a test the name of the experiment.
-            tb_logger: Where scores go; None for the text log alone.
+            tb_logger: Writer for the scores; None writes them only to the text log.
             save_img: Write the results as images.
         """
         validate = self.dist_validation if self.opt['dist'] else self.nondist_validation
@@ -295,14 +294,14 @@ class BaseModel(Networks):
                 validation.run(shard(dataloader, rank, world_size), tb_logger)
                 return
             try:
-                if rank == 0:  # a subclass has its own loop, which knows nothing of ranks
+                if rank == 0:  # a subclass's own validation loop is not distributed
                     self.nondist_validation(dataloader, current_iter, tb_logger, save_img)
             finally:
                 barrier()
 
     @contextmanager
     def _whole_networks(self) -> Iterator[None]:
-        """Within the block every rank can compute the networks by itself, and alike."""
+        """Let every rank evaluate the networks independently, with identical weights."""
         with ExitStack() as contexts:
             for net in map(self.evaluated_network, self.labels):
                 if self.sharding:
@@ -311,7 +310,7 @@ class BaseModel(Networks):
             yield
 
     def _initialize_best_metric_results(self, dataset_name: str) -> None:
-        """Start the record of a set's best scores, for the metrics that have none."""
+        """Initialize the best scores of a set for metrics that have none yet."""
         record = self.best_metric_results.setdefault(dataset_name, {})
         for name, options in (self.opt['val'].get('metrics') or {}).items():
             better = options.get('better', 'higher')
@@ -367,7 +366,7 @@ class BaseModel(Networks):
         Args:
             net: A network, or a list such as [net_g, net_g_ema].
             net_label: Such as 'net_g'.
-            current_iter: -1 stands for 'latest'; a text for itself.
+            current_iter: -1 means 'latest'; a string is used as is.
             param_key: Key or keys of the file.
         """
         nets = net if isinstance(net, list) else [net]
@@ -402,7 +401,7 @@ class BaseModel(Networks):
             self.checkpoints.write(copy_to_cpu(content), path)
 
     def save_training_state(self, epoch: int, current_iter: int) -> None:
-        """Write ``<iter>.state``: all that a resume needs besides the networks."""
+        """Write ``<iter>.state``: everything a resume needs besides the networks."""
         if current_iter == -1:
             return
         for label, averages in self.averages.items():
@@ -416,7 +415,7 @@ class BaseModel(Networks):
         )
 
     def save_best(self, current_iter: int) -> None:
-        """After the validation of an iteration: ``logger.keep_best``.
+        """Keep the best checkpoint after a validation (``logger.keep_best``).
 
         Every rank has to call it.
         """
@@ -428,20 +427,20 @@ class BaseModel(Networks):
                     self.save_label(next(iter(self.labels), 'g'), 'best')
 
     def extra_state(self) -> dict[str, Any]:
-        """What else a training state has to hold: tensors and plain values.
+        """Additional entries of the training state: tensors and plain values.
 
-        Every rank calls it, and what rank 0 returns is written.
+        Every rank calls it; the return value of rank 0 is written.
         """
         return {}
 
     def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
-        """Take back ``extra_state``."""
+        """Restore what ``extra_state`` returned."""
 
     def resume_training(self, resume_state: Mapping[str, Any]) -> None:
-        """Continue optimizers, schedules and records from a training state.
+        """Restore optimizers, schedulers and best scores from a training state.
 
         Raises:
-            ValueError: It is of another kind of run.
+            ValueError: The state belongs to another kind of run.
         """
         try:
             state.resume(self, resume_state)
@@ -451,14 +450,14 @@ class BaseModel(Networks):
         self.load_extra_state(resume_state)
 
     def drop_later_files(self, iteration: int) -> None:
-        """Take out of the run's folder what a run that resumes at an iteration makes again.
+        """Remove files that a run resumed at an iteration will write again.
 
-        ``samples_seen`` has been set to what was seen until then. Only rank 0 calls it, while no
-        rank reads or writes there.
+        ``samples_seen`` is already set for that iteration. Only rank 0 calls it, while no rank
+        reads or writes in the folder.
         """
         set_aside_later(self.opt['path'], iteration)
         drop_later_snapshots(self.opt['path']['models'], iteration)
 
     def trial_copy(self) -> Self:
-        """A copy to try a batch on, which leaves this model as it is."""
+        """A copy for trying a batch without changing this model."""
         return copy(self)

@@ -17,8 +17,8 @@ from .srgan_model import SRGANModel
 class ESRGANModel(SRGANModel):
     """SRGAN with a relativistic average discriminator (sec. 3.2).
 
-    It is asked whether an image looks more real than the others do on average, and the generator
-    learns from real images too.
+    It predicts whether an image is more realistic than the average image of the opposite class, so
+    the generator's loss has a term for real images too.
     """
 
     def init_losses(self) -> None:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules with restarts."""
+"""Learning-rate schedulers with restarts: multi-step decay and cosine annealing."""
 
 import math
 from bisect import bisect_left
@@ -14,12 +14,12 @@ from basicsr.utils.errors import UserError
 
 
 class MultiStepRestartLR(LRScheduler):
-    """Steps down at milestones, and back to a share of the initial rate at restarts.
+    """Multi-step decay with restarts at a fraction of the initial rate.
 
     Args:
         milestones: Iterations after which the rate is multiplied by ``gamma``; one given twice
             counts twice.
-        restarts: Iterations after which the rate is the initial one times the restart weight.
+        restarts: Iterations after which the rate is reset to the initial rate times its weight.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class MultiStepRestartLR(LRScheduler):
 
 
 def get_position_from_periods(iteration: int, cumulative_period: Sequence[int]) -> int:
-    """Index of the period that ``iteration`` lies in; a boundary belongs to the one it ends.
+    """Index of the period that contains ``iteration``; a boundary belongs to the period it ends.
 
-    Past the last period it is still the last.
+    Beyond the last period it stays the index of the last.
     """
     return min(bisect_left(cumulative_period, iteration), len(cumulative_period) - 1)
 

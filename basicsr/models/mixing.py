@@ -1,4 +1,4 @@
-"""Samples of a batch that are mixed with each other (``train.mixing``).
+"""mixup and CutMix: augmentation that mixes samples within a batch (``train.mixing``).
 
 mixup: Hongyi Zhang, Moustapha Cisse, Yann N. Dauphin, David Lopez-Paz, "mixup: Beyond Empirical
 Risk Minimization" (2018), https://arxiv.org/abs/1710.09412
@@ -7,8 +7,8 @@ cutmix: Sangdoo Yun, Dongyoon Han, Seong Joon Oh, Sanghyuk Chun, Junsuk Choe, Yo
 "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features" (2019),
 https://arxiv.org/abs/1905.04899
 
-There labels are mixed as images are; here the label is itself an image, which is mixed in the same
-way as its low-quality version.
+The papers mix images and class labels; here the target is itself an image and is mixed in the same
+way as its low-quality input.
 """
 
 import math
@@ -20,21 +20,21 @@ from torch import Tensor
 
 from basicsr.utils.rng import mix
 
-# Other numbers than the step draws itself, whose generators are seeded from the same three.
+# Separates these draws from those of the step, which is seeded from the same three numbers.
 _STREAM = 1
 
 
 class BatchMixing:
-    """Mixes each sample of some batches with another one of its batch.
+    """Mixes each sample of randomly chosen batches with another sample of the same batch.
 
-    The other one is some places further on, the same number of places for all. What is done follows
-    from the seed, the rank and the iteration; it is drawn in main memory, as plain numbers that the
-    device need not be asked for.
+    The partner is a fixed number of places further on, the same for all samples. All draws are
+    determined by seed, rank and iteration, and are made on the host so that the device need not be
+    synchronized.
 
     Args:
         options: ``mixup`` and ``cutmix``, each None or a dict of ``prob``, its share of the
-            batches, and ``alpha``, of the distribution Beta(alpha, alpha) of the weight.
-        seed, rank: Of the draws.
+            batches, and ``alpha``; the weight follows Beta(alpha, alpha).
+        seed, rank: Seed of the draws.
     """
 
     def __init__(self, options: Mapping[str, Any], seed: int, rank: int = 0):
@@ -44,7 +44,7 @@ class BatchMixing:
         self.rank = rank
 
     def __call__(self, lq: Tensor, gt: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
-        """The batch of an iteration, mixed or as it is.
+        """Return the batch of an iteration, mixed or unchanged.
 
         Args:
             lq: (b, c, h, w).
@@ -63,7 +63,7 @@ class BatchMixing:
 def mixup(
     lq: Tensor, gt: Tensor, weight: float, places: int, rng: random.Random
 ) -> tuple[Tensor, Tensor]:
-    """``weight * x + (1 - weight) * other``, where the other is ``places`` further on."""
+    """``weight * x + (1 - weight) * partner``; the partner is ``places`` further on."""
     lq, gt = (weight * x + (1 - weight) * x.roll(-places, 0) for x in (lq, gt))
     return lq, gt
 
@@ -71,10 +71,10 @@ def mixup(
 def cutmix(
     lq: Tensor, gt: Tensor, weight: float, places: int, rng: random.Random
 ) -> tuple[Tensor, Tensor]:
-    """Replace a rectangle by that of the sample ``places`` further on.
+    """Replace a rectangle by the same rectangle of the sample ``places`` further on.
 
-    It has about ``1 - weight`` of the area and the shape of the image, lies wholly inside, at a
-    place that is drawn, and covers whole pixels of LQ.
+    It covers about ``1 - weight`` of the area, has the aspect ratio of the image, lies wholly
+    inside it at a random position, and is aligned to LQ pixels.
     """
     scale, side = gt.shape[-1] // lq.shape[-1], math.sqrt(1 - weight)
     height, width = (round(side * length) for length in lq.shape[-2:])

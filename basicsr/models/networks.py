@@ -1,4 +1,4 @@
-"""What a model has by label: networks, their averages, optimizers and schedules."""
+"""Networks of a model with their averages, optimizers and learning-rate schedules, by label."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Networks:
-    """The networks of a model, and all that is done for each of them; see ``BaseModel``."""
+    """Builds, loads, averages and optimizes the networks of a model; see ``BaseModel``."""
 
     def __init__(self, opt: dict):
         self.opt = opt
@@ -54,19 +54,20 @@ class Networks:
         self.sharding = build_sharding(opt, self.device)
         layout = (opt.get('train') or {}).get('channels_last', False)
         self.channels_last = None if layout == 'auto' else layout
-        self._placed: list[nn.Module] = []  # what model_to_device was given
+        self._placed: list[nn.Module] = []  # networks passed to model_to_device
         self._trained_by: dict[str, list[str]] = {}  # labels of networks, by label of the optimizer
         self._has_moved_ema = False
         self._averaged_at = 0  # iteration
 
     def add_network(self, label: str, *, ema: bool = False) -> nn.Module:
-        """Build ``network_<label>``, place it, and load its pretrained weights if there are any.
+        """Build ``network_<label>``, move it to the device, and load any pretrained weights.
 
-        It becomes the attribute ``net_<label>``, and is saved, resumed and guarded from then on.
+        It becomes the attribute ``net_<label>`` and is then saved, resumed, and checked for
+        non-finite values.
 
         Args:
-            ema: In a training, also keep the averages that ``train.ema_decay``, ``swa`` and
-                ``posthoc_ema`` ask for.
+            ema: When training, also keep the averages requested by ``train.ema_decay``, ``swa``
+                and ``posthoc_ema``.
         """
         options = self.opt.get(f'network_{label}')
         if not options:
@@ -83,20 +84,20 @@ class Networks:
         return net
 
     def add_ema(self, label: str) -> None:
-        """Keep ``net_<label>_ema`` if ``train.ema_decay`` asks for it."""
+        """Create ``net_<label>_ema`` if ``train.ema_decay`` is set."""
         train_opt = self.opt['train']
         if not train_opt.get('ema_decay'):
             return
         decay = train_opt['ema_decay']
         logger.info('Use Exponential Moving Average with decay: %s', decay)
-        net = self._copy_of(label)  # a copy: where weights are loaded in part, both begin alike
+        net = self._copy_of(label)  # a copy, so both start alike if weights are partially loaded
         self._load_pretrained(net, label, 'params_ema')
         setattr(self, f'net_{label}_ema', net)
         average = ExponentialAverage(net, decay, train_opt.get('ema_warmup', False))
         self.averages.setdefault(label, []).insert(0, average)
 
     def add_averages(self, label: str) -> None:
-        """Keep what ``train.swa`` and ``train.posthoc_ema`` ask for."""
+        """Create the averages of ``train.swa`` and ``train.posthoc_ema``."""
         train_opt = self.opt['train']
         swa, lengths = train_opt.get('swa'), train_opt.get('posthoc_ema')
         averages = self.averages.setdefault(label, [])
@@ -122,15 +123,15 @@ class Networks:
         return net.eval()
 
     def network(self, label: str) -> nn.Module:
-        """The network of a label, as it is trained."""
+        """The trained network of a label, in its wrapper."""
         return getattr(self, f'net_{label}')
 
     def evaluated_network(self, label: str) -> nn.Module:
-        """The network of a label that makes results: its average, if there is one."""
+        """The network of a label used for inference: its average, if there is one."""
         return getattr(self, f'net_{label}_ema', None) or self.get_bare_model(self.network(label))
 
     def trained_networks(self) -> dict[str, nn.Module]:
-        """The networks and their averages by the names of attributes, without wrappers."""
+        """The unwrapped networks and averages, by attribute name."""
         placed = {id(net) for net in self._placed}
         nets = {
             name: self.get_bare_model(value)
@@ -170,7 +171,7 @@ class Networks:
         logger.info('%s', bare)
 
     def _load_pretrained(self, net: nn.Module, label: str, param_key: str | None) -> None:
-        """Load what ``path.pretrain_network_<label>`` names, if it names anything."""
+        """Load the weights of ``path.pretrain_network_<label>``, if it is set."""
         path = self.opt['path']
         file, strict = path.get(f'pretrain_network_{label}'), path.get(f'strict_load_{label}', True)
         if file is not None and not isinstance(file, str | Path):
@@ -190,9 +191,9 @@ class Networks:
         """Load weights into a network.
 
         Args:
-            strict: All keys and shapes must agree; otherwise those that do are loaded.
-            param_key: Key inside the file; None for a bare state dict. If the file has another
-                of the usual keys instead, that one is taken and named.
+            strict: All keys and shapes must match; otherwise only matching ones are loaded.
+            param_key: Key inside the file; None for a bare state dict. If the file has another of
+                the usual keys instead, that one is used and logged.
 
         Raises:
             FileNotFoundError: No such file.
@@ -211,9 +212,9 @@ class Networks:
 
     @contextmanager
     def frozen(self, net: nn.Module) -> Iterator[nn.Module]:
-        """Within the block gradients pass through the network, and none reach its parameters.
+        """Freeze a network's parameters while gradients still flow through to its input.
 
-        The block gets it without DDP, which would wait for these gradients.
+        Yields the network without DDP, which would wait for the parameters' gradients.
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         for parameter in trained:
@@ -232,7 +233,7 @@ class Networks:
         align_state(self.optimizers)
 
     def update_averages(self, current_iter: int) -> None:
-        """Let all averages take in the weights, once an iteration."""
+        """Update all averages with the current weights, once per iteration."""
         if self._averaged_at == current_iter:
             return
         self._averaged_at = current_iter
@@ -256,7 +257,7 @@ class Networks:
         """Build the optimizer that ``train.optim_<label>`` describes, as ``optimizer_<label>``.
 
         Args:
-            nets: Labels of the networks that it trains; default: the one of its own label.
+            nets: Labels of the networks it trains; default: the network of the same label.
         """
         self._trained_by[label] = list(nets) or [label]
         trained = {
@@ -272,12 +273,12 @@ class Networks:
     def get_optimizer(
         self, optim_type: str, params: Any, lr: float, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """An optimizer by name, see ``build_optimizer``."""
+        """Build an optimizer by name, see ``build_optimizer``."""
         optimizer = build_optimizer(optim_type, params, lr=lr, **kwargs)
         return self.sharding.prepare(optimizer) if self.sharding else optimizer
 
     def setup_schedulers(self) -> None:
-        """One schedule per optimizer, when all networks and optimizers have been added."""
+        """Build one schedule per optimizer, after all networks and optimizers have been added."""
         train_opt = self.opt['train']
         if options := train_opt.get('scheduler'):
             self.schedulers += [build_scheduler(own, options) for own in self.optimizers]
@@ -303,9 +304,9 @@ class Networks:
         return {label: optimizer for label, optimizer in named.items() if optimizer is not None}
 
     def update_learning_rate(self, current_iter: int, warmup_iter: int = -1) -> None:
-        """Set the rates for iteration ``current_iter``, counted from 1.
+        """Set the learning rates for iteration ``current_iter``, counted from 1.
 
-        In the warm-up the scheduled rate is multiplied by ``current_iter / warmup_iter``.
+        During warm-up the scheduled rate is multiplied by ``current_iter / warmup_iter``.
         """
         self.current_iter = current_iter
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -320,14 +321,14 @@ class Networks:
             group['lr'] = group['lr'] * factor
 
     def get_current_learning_rate(self) -> list[float]:
-        """The rate of every parameter group, optimizer by optimizer."""
+        """The learning rates of all parameter groups, optimizer by optimizer."""
         return [float(g['lr']) for optimizer in self.optimizers for g in optimizer.param_groups]
 
 
 def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
-    """What splits the networks of a model over the processes, see ``Sharding``.
+    """Build the ``Sharding`` of a model.
 
-    None unless ``train.sharding`` asks for it and there are processes to split them over.
+    Returns None unless ``train.sharding`` is set and there are several processes.
     """
     train_opt = opt.get('train') or {}
     if not train_opt.get('sharding'):

@@ -1,11 +1,11 @@
-"""Post-hoc EMA: averages of a network whose length is chosen after training.
+"""Post-hoc EMA: weight averages whose length is chosen after training.
 
 Tero Karras, Miika Aittala, Jaakko Lehtinen, Janne Hellsten, Timo Aila, Samuli Laine, "Analyzing and
 Improving the Training Dynamics of Diffusion Models", CVPR 2024, https://arxiv.org/abs/2312.02696
 
 An average at iteration T weights the weights of iteration t by a profile (g + 1) t^g / T^(g + 1).
-Its length is the standard deviation of the profile as a share of T. From the averages of two
-lengths, stored now and then, those of other lengths are combined by least squares.
+Its length is the standard deviation of the profile relative to T. From periodic snapshots of the
+averages of two lengths, averages of other lengths are reconstructed by least squares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from basicsr.utils.safetensors_file import DESCRIPTION
 from basicsr.utils.text import some
 from basicsr.utils.wrong_weights import why_unusable
 
-_LONGEST = 12**-0.5  # the length of g = 0, where all iterations weigh alike
-# A profile that is met worse, as a share of its norm, is another average than the one asked for.
+_LONGEST = 12**-0.5  # the length of g = 0, the uniform average
+# Relative error of the profile above which the result is not the average that was requested.
 _LARGEST_ERROR = 0.1
 
 
@@ -54,16 +54,16 @@ def profile_products(exponents: Any, ends: Any, others: Any, other_ends: Any) ->
 def shares_of_snapshots(
     exponents: Sequence[float], ends: Sequence[float], length: float
 ) -> tuple[np.ndarray, float]:
-    """Find the sum of snapshots that comes closest to the average of a length.
+    """Find the linear combination of snapshots closest to the average of a given length.
 
-    The shares add up to one, which the paper does not ask for: otherwise weights that do not move
-    would shrink where snapshots are few.
+    The coefficients are constrained to sum to one, unlike in the paper: otherwise constant weights
+    would shrink if there are few snapshots.
 
     Args:
         exponents, ends: g and T of each snapshot; the last T is that of the result.
 
     Returns:
-        The shares, and the distance between both profiles divided by the norm of the wanted one.
+        The coefficients, and the distance between both profiles relative to the target's norm.
     """
     wanted, times = exponent(length), np.asarray(ends) / ends[-1]
     products = profile_products(np.reshape(exponents, (-1, 1)), times[:, None], exponents, times)
@@ -78,7 +78,7 @@ def shares_of_snapshots(
 
 
 def snapshot_file(models: str | Path, iteration: int, label: str = 'g') -> Path:
-    """Where the averages of a network and an iteration are stored, given the networks' folder."""
+    """The snapshot file of a network at an iteration, in the folder of the networks."""
     name = 'averages' if label == 'g' else f'averages_{label}'
     return Path(models) / f'{name}_{iteration}.pth'
 
@@ -120,20 +120,20 @@ def write_averages(
     target: str | Path,
     iteration: int | None = None,
 ) -> list[str]:
-    """Put averages together from the snapshots of a run, and write them as networks.
+    """Reconstruct averages from the snapshots of a run, and write them as networks.
 
     Args:
         experiment: Folder of the run, such as ``experiments/x``.
-        lengths: Of the averages.
-        target: File of the result; of several lengths, each is appended to its name.
-        iteration: At which the averages end; default: that of the last snapshot.
+        lengths: Lengths of the averages.
+        target: Output file; with several lengths, each is appended to its name.
+        iteration: The last iteration of the averages; default: that of the last snapshot.
 
     Returns:
-        For each file, a line that says what it is made of.
+        A line for each file that describes its average.
 
     Raises:
-        FileNotFoundError: No such snapshots.
-        ValueError: They do not belong together, or give no average of that length.
+        FileNotFoundError: There are no such snapshots.
+        ValueError: They do not belong together, or cannot reproduce that length.
     """
     models = Path(experiment) / 'models'
     files = _targets(Path(target), lengths)
@@ -157,7 +157,7 @@ def write_averages(
 
 
 def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
-    """The file for each length; none of them exists."""
+    """The output file for each length; none may exist yet."""
     if target.suffix not in ('.pth', '.safetensors'):
         raise UserError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
     files = [target]
@@ -172,9 +172,9 @@ def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
 
 
 def drop_later_snapshots(models: str | Path, iteration: int) -> None:
-    """Remove the averages of a run beyond the iteration that it is resumed at.
+    """Remove snapshots after the iteration at which a run resumes.
 
-    They are of other weights than those that follow now.
+    They do not belong to the weights that the resumed run will train.
     """
     for file in Path(models).glob('averages_*.pth'):
         number = file.stem.rpartition('_')[2]

@@ -1,4 +1,4 @@
-"""What is done to a network before it is trained, as options of ``train`` ask for."""
+"""Prepare networks for training: channels_last, compile, activation checkpointing, norms, DDP."""
 
 import functools
 import logging
@@ -24,7 +24,7 @@ _TRIALS = 4
 def prepare_for_training(net: nn.Module, train_opt: Mapping[str, Any], dist: bool) -> nn.Module:
     """Apply ``channels_last``, ``norms``, ``checkpoint_activations`` and ``compile``.
 
-    The state dict stays as it is.
+    The state dict does not change.
     """
     if train_opt.get('channels_last') is True:
         use_channels_last(net)
@@ -40,7 +40,7 @@ def prepare_for_training(net: nn.Module, train_opt: Mapping[str, Any], dist: boo
 
 
 def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
-    """``train.compile``, in place: the state dict keeps its keys."""
+    """Apply ``train.compile`` in place, which keeps the keys of the state dict."""
     options = train_opt.get('compile')
     if not options:
         return
@@ -61,13 +61,13 @@ def use_channels_last(net: nn.Module) -> None:
 def channels_last_is_faster(
     net: nn.Module, inputs: Sequence[Any], autocast: AbstractContextManager
 ) -> bool:
-    """Whether forward and backward passes take at least 3 % less time so, measured in turn.
+    """Benchmark whether channels_last makes forward and backward passes at least 3 % faster.
 
-    Weights, buffers and generators are as before afterwards; there are no gradients.
+    Weights, buffers and random generators are restored afterwards; gradients are cleared.
 
     Args:
-        net: Without wrapper, in the usual layout.
-        inputs: Its arguments; images (b, c, h, w) among them change their layout.
+        net: The unwrapped network, in the contiguous layout.
+        inputs: Its arguments; images (b, c, h, w) are converted to each layout.
         autocast: Context of the forward pass.
     """
     buffers = [buffer.clone() for buffer in net.buffers()]
@@ -75,11 +75,11 @@ def channels_last_is_faster(
     seconds: dict[torch.memory_format, list[float]] = {layout: [] for layout in layouts}
     devices = {value.device for value in inputs if isinstance(value, Tensor) and value.is_cuda}
     with torch.random.fork_rng(devices):
-        for _ in range(_TRIALS):  # in turn, so that whatever else happens meets both
+        for _ in range(_TRIALS):  # alternate, so that other load affects both
             for layout in layouts:
                 net.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
                 arguments = [_in_layout(value, layout) for value in inputs]
-                _pass_through(net, arguments, autocast)  # chooses kernels, allocates
+                _pass_through(net, arguments, autocast)  # warm-up: chooses kernels, allocates
                 begin = time.perf_counter()
                 _pass_through(net, arguments, autocast)
                 seconds[layout].append(time.perf_counter() - begin)
@@ -108,10 +108,10 @@ def _pass_through(net: nn.Module, inputs: list[Any], autocast: AbstractContextMa
 
 
 def wrapped(net: nn.Module, opt: Mapping[str, Any], device: torch.device) -> nn.Module:
-    """A network for several processes, or several GPUs of one; else as it is."""
+    """Wrap a network in DDP for several processes, or DataParallel for several GPUs of one."""
     if opt['dist'] and any(p.requires_grad for p in net.parameters()):
-        # It would sort the gradients anew after its first step, that of a resume as well; and sums
-        # of three numbers or more depend on where these stand.
+        # DDP rebuilds its gradient buckets after the first step, also after a resume; sums over
+        # three or more ranks depend on the position of a gradient in its bucket.
         exact = opt.get('deterministic') and get_dist_info()[1] > 2
         return DistributedDataParallel(
             net,
@@ -138,7 +138,7 @@ def _with_synced_norms(net: nn.Module) -> nn.Module:
 
 
 def freeze_norms(net: nn.Module) -> None:
-    """Keep batch normalisation as it is: its statistics, weights and biases."""
+    """Freeze the running statistics, weights and biases of batch normalisation."""
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.eval()
@@ -151,12 +151,12 @@ def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _checkpoint_chains(net: nn.Module) -> None:
-    """Compute the blocks of every chain again in the backward pass; their inside is not kept.
+    """Recompute the blocks of every chain in the backward pass instead of keeping activations.
 
-    Batch normalisation would count a batch twice: blocks that have it stay as they are.
+    Blocks with batch normalisation are skipped: recomputing would count a batch twice.
     """
     blocks = [block for block in inner_blocks(net) if not _counts_batches(block)]
-    for block in blocks:  # the class, not the object: copies on other GPUs have it too
+    for block in blocks:  # patch the class, not the instance: replicas on other GPUs share it
         block.__class__ = _checkpointed(type(block))
     if blocks:
         logger.info('The inside of %d blocks is computed again in the backward pass.', len(blocks))
@@ -169,7 +169,7 @@ def _checkpoint_chains(net: nn.Module) -> None:
 
 
 def inner_blocks(net: nn.Module) -> list[nn.Module]:
-    """The blocks of every chain, of chains within chains of the innermost."""
+    """The blocks of every chain; of nested chains, those of the innermost."""
     chains = [chain for chain in net.modules() if _is_chain(chain)]
     inner = [chain for chain in chains if sum(map(_is_chain, chain.modules())) == 1]
     return [block for chain in inner for block in chain.children()]
@@ -204,7 +204,7 @@ def _checkpointed(block_class: type[nn.Module]) -> type[nn.Module]:
 
 
 def warn_of_own_step(model: Any) -> None:
-    """Say which options have no effect on a model that makes its steps itself."""
+    """Warn of options that have no effect on a model with its own training step."""
     train_opt = model.opt['train']
     names = [n for n in ('amp', 'clip_grad_norm', 'clip_grad_value', 'freeze') if train_opt.get(n)]
     names += ['channels_last: auto'] if model.channels_last is None else []

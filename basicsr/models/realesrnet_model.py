@@ -1,4 +1,4 @@
-"""Training on images that are degraded as they are needed: Real-ESRGAN's first stage.
+"""Blind super-resolution on images degraded on the fly: Real-ESRNet, Real-ESRGAN's first stage.
 
 Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
 Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingPairPool:
-    """Pairs of earlier batches, of which a batch is mixed once there are ``size``.
+    """A pool of ``size`` pairs from earlier batches; once full, batches are drawn from it.
 
-    For batches whose samples are degraded alike (``share_degradation``): mixed, they are not.
+    It gives batches with varied degradations where the samples of a batch share one
+    (``share_degradation``).
 
     Attributes:
-        lq, gt: The pairs in it, (n, c, h, w); None while there are none.
+        lq, gt: The pooled pairs, (n, c, h, w); None while the pool is empty.
     """
 
     def __init__(self, size: int):
@@ -43,7 +44,7 @@ class TrainingPairPool:
         self.gt: Tensor | None = None
 
     def exchange(self, lq: Tensor, gt: Tensor) -> tuple[Tensor, Tensor]:
-        """Put a batch in; returns as many random pairs of the full pool, else the batch itself."""
+        """Add a batch; returns as many random pairs once the pool is full, else the batch."""
         if self.lq is None or self.gt is None:
             self.lq, self.gt = lq.clone(), gt.clone()
             return lq, gt
@@ -51,7 +52,7 @@ class TrainingPairPool:
             self.lq, self.gt = torch.cat([self.lq, lq]), torch.cat([self.gt, gt])
             return lq, gt
         chosen = torch.randperm(len(self.lq))[: len(lq)].to(lq.device)
-        n = len(chosen)  # less than a batch if a short one came first
+        n = len(chosen)  # less than the batch size if the first batch was smaller
         out = torch.cat([self.lq[chosen], lq[n:]]), torch.cat([self.gt[chosen], gt[n:]])
         self.lq[chosen], self.gt[chosen] = lq[:n], gt[:n]
         return out
@@ -61,11 +62,11 @@ class TrainingPairPool:
             self.lq, self.gt = self.lq.to(device), self.gt.to(device)
 
     def state_dict(self) -> dict[str, Tensor | None]:
-        """The pairs in main memory, as bytes where that is exact."""
+        """The pairs on the CPU, as bytes if that is lossless."""
         return {'lq': _as_bytes(self.lq), 'gt': _as_bytes(self.gt)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | None], gt_size: int | None) -> bool:
-        """Take pairs back; returns whether they are such as this pool may hold."""
+        """Restore saved pairs; returns False if their number or size does not fit this pool."""
         lq, gt = (_as_floats(state[key]) for key in ('lq', 'gt'))
         if gt is not None and (len(gt) > self.size or gt.shape[-1] != gt_size):
             return False
@@ -86,17 +87,18 @@ def _as_floats(images: Tensor | None) -> Tensor | None:
 
 
 class BlindDegradation(BaseModel):
-    """Makes the LQ images of the batches of RealESRGANDataset on the device; goes before a model.
+    """Mixin that synthesizes the LQ images of RealESRGANDataset on the device; list it first.
 
     Options at top level: those of ``draw_recipe`` and ``make_pairs``, and
 
     * ``share_degradation`` (false): the samples of a batch share sizes, kinds of noise and
       branches, as in BasicSR 1.x, and pass through a pool of ``queue_size`` (180) pairs;
-    * ``queue_size`` without it (0): the size of the pool all the same;
+    * ``queue_size`` (0 without ``share_degradation``): the size of the pool;
     * ``high_order_degradation`` (true): false expects pairs of images;
-    * ``log_recipes`` (false): write what was drawn for every sample to ``recipes_<rank>.jsonl``.
+    * ``log_recipes`` (false): write the degradation drawn for each sample to
+      ``recipes_<rank>.jsonl``.
 
-    Batches that have LQ images already are taken as they are.
+    Batches that already contain LQ images are used unchanged.
     """
 
     def __init__(self, opt: dict):
@@ -109,7 +111,7 @@ class BlindDegradation(BaseModel):
             self._make_pool(opt)
         super().__init__(opt)
         self.usm_sharpener = USMSharp().to(self.device)
-        # On a CPU it takes longer so.
+        # On a CPU the compiled version is slower.
         if opt['is_train'] and opt['train'].get('compile') and self.device.type == 'cuda':
             compile_jpeg(self.device)
 
@@ -139,7 +141,7 @@ class BlindDegradation(BaseModel):
 
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
-        """An option of the degradation, of datasets.train or else of the top level."""
+        """A degradation option, from datasets.train or else from the top level."""
         return opt['datasets']['train'].get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
@@ -160,7 +162,7 @@ class BlindDegradation(BaseModel):
             data = self._degrade(data)
         super().feed_data(data)
         self.recipes = data.get('recipe')
-        if self.recipes is None:  # no training batch, or one of pairs
+        if self.recipes is None:  # not a training batch, or a batch of pairs
             return
         if self.log_recipes:
             self._log_recipes(data)
@@ -174,7 +176,7 @@ class BlindDegradation(BaseModel):
 
     @torch.no_grad()
     def _degrade(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with ``lq``, and ``gt`` cut to it."""
+        """The batch with ``lq`` added and ``gt`` cropped to match."""
         if not self.is_high_order:
             raise UserError(
                 'high_order_degradation: false needs pairs of images, and the training set gives '
@@ -199,7 +201,7 @@ class BlindDegradation(BaseModel):
         with (folder / f'recipes_{rank}.jsonl').open('a', encoding='utf-8') as file:
             for number, recipe in enumerate(data['recipe']):
                 row = {'sample': sample + number * world_size, 'gt_path': data['gt_path'][number]}
-                # A text, if a worker has degraded the sample.
+                # A JSON string if a worker degraded the sample.
                 recipe = json.loads(recipe) if isinstance(recipe, str) else recipe
                 file.write(json.dumps(row | recipe) + '\n')
 
@@ -221,7 +223,7 @@ class BlindDegradation(BaseModel):
         self.pool.to(self.device)
 
     def drop_later_files(self, iteration: int) -> None:
-        """Also the recipes of later samples, of all ranks that there have been."""
+        """Also remove the recipes of later samples, of all ranks including former ones."""
         super().drop_later_files(iteration)
         for file in Path(self.opt['path']['experiments_root']).glob('recipes_*.jsonl'):
             keep_rows(file, 'sample', lambda row: row['sample'] < self.samples_seen)
@@ -229,7 +231,7 @@ class BlindDegradation(BaseModel):
 
 @MODEL_REGISTRY.register(suffix='basicsr')
 class RealESRNetModel(BlindDegradation, SRModel):
-    """Regression on degraded images; ``gt_usm`` says whether the target is sharpened."""
+    """Supervised training on degraded images; ``gt_usm`` sharpens the target."""
 
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is None and self.is_high_order:

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 Restorer = Callable[[Tensor], Tensor]
 
-# Tiles begin at multiples of this: networks that work at a sixteenth of the resolution, or finer,
-# treat a pixel of a tile as they do in the whole image.
+# Tiles start at multiples of this, so that networks that downsample up to 16 times process a pixel
+# of a tile exactly as in the whole image.
 _GRID = 16
-_PROBES = (64, 256, 1024)  # widths in pixels that a receptive field is looked for in
+_PROBES = (64, 256, 1024)  # image widths, in pixels, for measuring a receptive field
 
 _halos: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
 
@@ -46,20 +46,20 @@ def restore(
     """Restore images or clips with a network in eval mode, without gradients.
 
     Args:
-        net: Gives (b, c, scale * h, scale * w) for images (b, c, h, w), and likewise for clips.
+        net: Maps images (b, c, h, w) to (b, c, scale * h, scale * w), and clips likewise.
         lq: Images (b, c, h, w), or clips (b, t, c, h, w).
-        scale: Size of a result over the size of its input.
-        tile: Side of the tiles in LQ pixels, for images that do not fit into memory at once.
-        overlap: LQ pixels that a tile sees beyond its own on each side; neighbours are blended over
-            them. None: as many as the network looks, which gives exactly what the whole image
-            would; it is measured, and only convolutional networks have such a number.
-        multiple: Images are reflected up to a multiple of this, and the result is cut.
-        frames: Frames of a clip that are restored at a time.
-        frame_overlap: Frames that such a chunk sees beyond its own on each side.
-        ensemble: Take the mean over the eight flips and rotations.
+        scale: Upscaling factor.
+        tile: Side of the tiles in LQ pixels, for images that do not fit into memory.
+        overlap: LQ pixels of context on each side of a tile, over which neighbouring tiles are
+            blended. None measures the receptive field and gives exactly the result of the whole
+            image; only networks with a limited receptive field support that.
+        multiple: Images are reflection-padded to a multiple of this, and the result is cropped.
+        frames: Number of frames of a clip restored at a time.
+        frame_overlap: Frames of context on each side of such a chunk.
+        ensemble: Average over the eight flips and rotations.
 
     Raises:
-        ValueError: ``overlap`` is needed, as the network looks at the whole image.
+        ValueError: ``overlap`` is required because the receptive field is the whole image.
     """
     run: Restorer = net
     with evaluating(net):
@@ -77,9 +77,9 @@ def restore(
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Within the block a network is in eval mode, and nothing keeps gradients.
+    """Put a network into eval mode and disable gradients within the block.
 
-    A network that is in eval mode already is left alone: some keep what they have computed.
+    A network already in eval mode is not touched, since some cache computed values.
     """
     was_training = net.training
     if was_training:
@@ -93,10 +93,10 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def required_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) -> int:
-    """``receptive_halo``, once per network.
+    """``receptive_halo``, cached per network.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The receptive field is the whole image.
     """
     if net not in _halos:
         _halos[net] = receptive_halo(net, channels, scale, multiple)
@@ -110,13 +110,13 @@ def required_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) 
 
 
 def receptive_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1) -> int | None:
-    """How many LQ pixels beyond a tile a network looks, measured: a NaN reaches no further.
+    """Measure how many LQ pixels beyond a tile a network sees, by how far a NaN propagates.
 
-    Pixels come in blocks, at whose borders tiles lie. None if it looks at images as a whole.
+    Rounded up to blocks, at whose borders tiles start. None if it sees the whole image.
 
     Args:
-        channels: Of the network's input.
-        multiple: That sizes must be of.
+        channels: Input channels of the network.
+        multiple: Input sizes have to be multiples of this.
     """
     like, block = next(net.parameters(), torch.zeros(())), math.lcm(_GRID, multiple)
     for width in _PROBES:
@@ -139,14 +139,14 @@ def _padded(run: Restorer, scale: int, multiple: int, lq: Tensor) -> Tensor:
 
 
 class _Span(NamedTuple):
-    """A part of an axis: the range that is its own, and the one that is seen for it."""
+    """A segment of an axis: the range it covers, and that range with context."""
 
     own: tuple[int, int]
     seen: tuple[int, int]
 
 
 def _spans(length: int, size: int, halo: int) -> list[_Span]:
-    """An axis in parts of ``size``, each of which sees up to ``halo`` more on both sides."""
+    """Split an axis into segments of ``size``, with up to ``halo`` of context on both sides."""
     starts = range(0, length, size)
     own = [(start, min(start + size, length)) for start in starts]
     return [_Span((a, b), (max(a - halo, 0), min(b + halo, length))) for a, b in own]
@@ -155,7 +155,7 @@ def _spans(length: int, size: int, halo: int) -> list[_Span]:
 def _in_tiles(
     run: Restorer, scale: int, size: int, halo: int, lq: Tensor, *, is_exact: bool
 ) -> Tensor:
-    """Restore an image in tiles; of what several of them see, their own or a blend is taken."""
+    """Restore an image in tiles; overlaps are cropped if exact, otherwise blended."""
     axes = [_spans(length, size, halo) for length in lq.shape[-2:]]
     weights = [_weights(spans, scale, halo, is_exact) for spans in axes]
     result: Tensor | None = None
@@ -173,7 +173,7 @@ def _in_tiles(
 
 
 def _weights(spans: list[_Span], scale: int, halo: int, is_exact: bool) -> list[Tensor]:
-    """The weight of each span's pixels after scaling; those of all spans add up to 1."""
+    """The blending weights of each span's output pixels; over all spans they sum to 1."""
     total = torch.zeros(scale * spans[-1].own[1])
     weights = []
     for own, seen in spans:
@@ -195,7 +195,7 @@ def _weights(spans: list[_Span], scale: int, halo: int, is_exact: bool) -> list[
 
 
 def _in_chunks(run: Restorer, frames: int, overlap: int, clip: Tensor) -> Tensor:
-    """Restore a clip (b, t, c, h, w) so many frames at a time."""
+    """Restore a clip (b, t, c, h, w) in chunks of ``frames`` frames."""
     parts = []
     for (begin, end), (first, last) in _spans(clip.shape[1], frames, overlap):
         parts.append(run(clip[:, first:last])[:, begin - first : end - first])
@@ -203,7 +203,7 @@ def _in_chunks(run: Restorer, frames: int, overlap: int, clip: Tensor) -> Tensor
 
 
 def self_ensemble(run: Restorer, lq: Tensor) -> Tensor:
-    """The mean over what ``run`` makes of the eight flips and rotations of images or clips."""
+    """Average the outputs of ``run`` over the eight flips and rotations of images or clips."""
     outputs = []
     for turns in range(4):
         for flip in (False, True):

@@ -1,12 +1,12 @@
-"""Networks whose weights, gradients and optimizer state are split over the processes.
+"""FSDP: shard weights, gradients and optimizer states across processes (``train.sharding``).
 
 Samyam Rajbhandari, Jeff Rasley, Olatunji Ruwase, Yuxiong He, "ZeRO: Memory Optimizations Toward
 Training Trillion Parameter Models" (2020), https://arxiv.org/abs/1910.02054; the engine is that of
 Yanli Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023),
-https://arxiv.org/abs/2304.11277, in its second form, ``fully_shard``.
+https://arxiv.org/abs/2304.11277, in its second version, ``fully_shard``.
 
-Importing it takes a second, so only runs that shard do. A file, whether of a network or of a
-training state, always holds whole tensors: it does not tell how many processes wrote it.
+The import takes a second, so only runs that shard import this module. Files of networks and
+training states always hold full tensors and do not depend on the number of processes.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from basicsr.utils.errors import UserError
 
 from .preparation import inner_blocks
 
-# They look at rows, matrices or all parameters at once, or index what they change.
+# These optimizers use rows, matrices or all parameters at once, or index what they update.
 _NEED_WHOLE_TENSORS = ('LBFGS', 'Muon', 'JointOptimizer', 'Adafactor', 'Rprop')
 
 
@@ -42,15 +42,15 @@ class Sharding:
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
 
     def shard(self, net: nn.Module) -> nn.Module:
-        """Split a network, in place; all processes begin with the weights of rank 0.
+        """Shard a network in place; all processes start from the weights of rank 0.
 
-        Blocks of chains are gathered one by one while the network computes, the rest at once.
-        Every process has to compute it then, except within ``whole``.
+        Blocks of chains are gathered one at a time during computation, the rest together. From
+        then on every process has to take part in each forward pass, except within ``whole``.
         """
         with torch.no_grad():
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor, 0)
-        # Resharding the root too: what has been computed without gradients is not used again.
+        # The root is resharded too: after a pass without gradients its weights are not reused.
         for module in (*inner_blocks(net), net):
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         net.register_load_state_dict_pre_hook(_cut_weights)
@@ -58,7 +58,7 @@ class Sharding:
         return net
 
     def prepare(self, optimizer: Optimizer) -> Optimizer:
-        """Let an optimizer of sharded parameters load the state of whole ones."""
+        """Let an optimizer of sharded parameters load the state of full ones."""
         name = type(optimizer).__name__
         if name in _NEED_WHOLE_TENSORS:
             name = 'Muon' if name == 'JointOptimizer' else name
@@ -71,7 +71,7 @@ class Sharding:
 
     @contextmanager
     def whole(self, net: nn.Module) -> Iterator[None]:
-        """Within the block every process has the whole network, and computes it by itself."""
+        """Gather the full network on every process, which can then evaluate it independently."""
         parts: list[Any] = [module for module in net.modules() if isinstance(module, FSDPModule)]
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -84,7 +84,7 @@ class Sharding:
                 part.reshard()
 
     def gathered(self, content: Any) -> Any:
-        """Nested dicts and lists with all tensors whole: in main memory of rank 0, elsewhere none.
+        """Gather sharded tensors in nested dicts and lists to the CPU of rank 0; None elsewhere.
 
         All processes have to call it.
         """
@@ -92,7 +92,7 @@ class Sharding:
             tensor = content.full_tensor()
             return tensor.cpu() if dist.get_rank() == 0 else None
         if isinstance(content, dict):
-            result = copy(content)  # of the same class: a schedule keeps a Counter
+            result = copy(content)  # keeps the class: a schedule's state holds a Counter
             for key, value in content.items():
                 result[key] = self.gathered(value)
             return result
@@ -102,26 +102,26 @@ class Sharding:
 
 
 def _cut(tensor: Any, own: Any) -> Any:
-    """The part of a whole tensor that this process has of ``own``."""
+    """The shard of a full tensor that this process holds in ``own``."""
     if not isinstance(own, DTensor) or isinstance(tensor, DTensor) or tensor.shape != own.shape:
         return tensor  # a wrong shape is reported by torch
-    # Without a source, since every process has read the same file.
+    # No broadcast from a source rank: every process has read the same file.
     placing: dict[str, Any] = {'placements': own.placements, 'src_data_rank': None}
     return distribute_tensor(tensor.to(own.device), own.device_mesh, **placing)
 
 
 def _cut_weights(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a network loads a state dict."""
+    """Shard a state dict before a network loads it."""
     for name, own in net.named_parameters():
         if prefix + name in state_dict:
             state_dict[prefix + name] = _cut(state_dict[prefix + name], own)
 
 
 def _cut_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Before an optimizer loads its state; moments have the shape of their parameter."""
+    """Shard an optimizer state before it is loaded; moments have the shape of their parameter."""
     numbers = [number for group in state_dict['param_groups'] for number in group['params']]
     parameters = [p for group in optimizer.param_groups for p in group['params']]
-    own = dict(zip(numbers, parameters, strict=False))  # torch says it if there are not as many
+    own = dict(zip(numbers, parameters, strict=False))  # torch reports a length mismatch
     state = {
         number: {
             name: _cut(value, own.get(number)) if isinstance(value, Tensor) else value
@@ -135,14 +135,14 @@ def _cut_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, An
 
 
 def _share_statistics(net: nn.Module, *_: Any) -> None:
-    """After a step's forward pass: the running statistics of rank 0 are those of all.
+    """Broadcast running statistics from rank 0 after a training forward pass.
 
-    Other buffers follow from the weights, and so are equal anyway.
+    Other buffers are determined by the weights, so they are equal anyway.
     """
     if not net.training:
         return
     for module in net.modules():
         if isinstance(module, _NormBase):
             for buffer in module.buffers(recurse=False):
-                # detached from autograd's count of changes: the backward pass does not read it
+                # .data bypasses autograd's version counter: the backward pass does not read it
                 dist.broadcast(buffer.data, 0)

@@ -1,4 +1,4 @@
-"""Restoration by regression: one network, pixel and perceptual losses."""
+"""Supervised restoration: one network trained with pixel, perceptual or other losses."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -27,9 +27,9 @@ class SRModel(BaseModel):
 
     Attributes:
         lq, gt, output: The batch and its result, (b, c, h, w) RGB in [0, 1].
-        loss_prefix: What the names of this network's losses begin with in the log.
-        needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` has to be given.
-        multiple: What the sides of images are padded to a multiple of, to be restored.
+        loss_prefix: Prefix of this network's losses in the log.
+        needs_fidelity_loss: Whether a loss between ``output`` and ``gt`` is required.
+        multiple: For inference, images are padded to a multiple of this.
     """
 
     net_g: torch.nn.Module
@@ -86,7 +86,7 @@ class SRModel(BaseModel):
         return loss
 
     def _check_sums(self) -> None:
-        """Refuse a sum over the batch where a mean over micro-batches would be taken."""
+        """Reject sum reduction with gradient accumulation, which averages over micro-batches."""
         for name, loss in {**vars(self), **self.cri_others}.items():
             if self.stepper.accumulate > 1 and getattr(loss, 'reduction', 'mean') == 'sum':
                 raise UserError(
@@ -99,7 +99,7 @@ class SRModel(BaseModel):
         return self.gt
 
     def pair(self, loss: str) -> tuple[Tensor, Tensor]:
-        """Output and ground truth as a loss compares them, given by its name in the log."""
+        """The output and ground truth that a loss compares, by the loss's name in the log."""
         return self.output, self.target(loss)
 
     def fidelity_losses(self) -> OrderedDict[str, Tensor]:
@@ -127,7 +127,7 @@ class SRModel(BaseModel):
         if 'gt' in data:
             self.gt = self._to_device(data['gt'])
         elif hasattr(self, 'gt'):
-            del self.gt  # of the batch before
+            del self.gt  # from the previous batch
 
     def mix_batch(self) -> None:
         if self.mixing is not None:
@@ -154,12 +154,12 @@ class SRModel(BaseModel):
 
     def results(self, data: Mapping[str, Any]) -> Iterator[Result]:
         if hasattr(self, 'gt'):
-            del self.gt  # whatever feed_data a subclass has, no other GT is scored
+            del self.gt  # a subclass's feed_data might leave a stale GT, which must not be scored
         self.feed_data(data)
         ensemble = self.opt['val'].get('self_ensemble', False)
         (self.test_selfensemble if ensemble else self.test)()
         visuals = self.get_current_visuals()
-        # Nothing of this image stays on the device while the next one is restored.
+        # Free device memory before the next image is restored.
         del self.lq, self.output
         yield Result(data['name'][0] if 'name' in data else Path(data['lq_path'][0]).stem, visuals)
 
@@ -187,7 +187,7 @@ class SRModel(BaseModel):
         return self.output
 
     def uncompiled(self) -> AbstractContextManager:
-        """Images of a validation vary in size, and each would be compiled anew."""
+        """Disable torch.compile in validation, where each image size would be recompiled."""
         compiled = self.is_train and self.opt['train'].get('compile')
         return torch.compiler.set_stance('force_eager') if compiled else nullcontext()
 

@@ -1,7 +1,7 @@
 """Adversarial training: Photo-Realistic Single Image Super-Resolution Using a Generative
 Adversarial Network (SRGAN), Ledig et al., CVPR 2017, https://arxiv.org/abs/1609.04802.
 
-With ``train.ldl_opt`` the artifacts that a GAN leaves are penalised: Details or Artifacts: A
+``train.ldl_opt`` adds a loss that penalises GAN artifacts: Details or Artifacts: A
 Locally Discriminative Learning Approach to Realistic Image Super-Resolution (LDL), Liang, Zeng,
 Zhang, CVPR 2022, https://arxiv.org/abs/2203.09195.
 """
@@ -105,7 +105,7 @@ class SRGANModel(SRModel):
                     self.output = self.net_g(self.lq)
         self.output = self.output.detach()
         d_losses = self.step('d', self.discriminate)
-        # The generator's last losses are shown where it was not trained.
+        # Iterations that skip the generator log its last losses.
         self.log_dict = OrderedDict({**self.g_losses, **d_losses})
         self.update_averages(current_iter)
 
@@ -118,14 +118,14 @@ class SRGANModel(SRModel):
         return losses
 
     def discriminate(self) -> Iterator[dict[str, Tensor]]:
-        """The losses of ``net_d`` on real images and then on ``output``, with its mean logits."""
+        """Yield the losses and mean logits of ``net_d``: first real images, then ``output``."""
         loss, real_pred = self.d_real_loss()
         yield {'l_d_real': loss, 'out_d_real': real_pred.detach().mean()}
         loss, fake_pred = self.d_fake_loss(real_pred.detach())
         yield {'l_d_fake': loss, 'out_d_fake': fake_pred.detach().mean()}
 
     def g_gan_loss(self, net_d: Any) -> Tensor:
-        """How far the discriminator, whose weights are fixed, is from taking ``output`` as real."""
+        """The adversarial loss of the generator; the discriminator's weights are frozen."""
         return self.cri_gan(net_d(self.output), True, is_disc=False)
 
     def d_real_loss(self) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ class SRGANModel(SRModel):
         return self.cri_gan(pred, False, is_disc=True), pred
 
     def _ldl_loss(self, cri_ldl: torch.nn.Module) -> Tensor:
-        """The loss where ``output`` varies more than it should (LDL, eq. 6)."""
+        """The loss weighted by the artifact map of ``output`` (LDL, eq. 6)."""
         gt = self.target('ldl')
         with torch.no_grad():
             averaged = self.net_g_ema(self.lq)
@@ -147,7 +147,7 @@ class SRGANModel(SRModel):
         return cri_ldl(weight * self.output, weight * gt)
 
     def extra_state(self) -> dict[str, Any]:
-        """The generator's last losses, of all ranks: the log shows them until it is trained."""
+        """The generator's last losses on all ranks, logged until it is trained again."""
         own = {name: float(value) for name, value in self.g_losses.items()}
         return {**super().extra_state(), 'g_losses': gather_on_master(own)}
 

@@ -1,4 +1,4 @@
-"""Loading weights, and the training state of a model: what is saved, and how a run resumes."""
+"""Load pretrained weights; save and restore the training state of a model."""
 
 import hashlib
 import inspect
@@ -28,7 +28,7 @@ from .posthoc import load_snapshot
 
 logger = logging.getLogger(__name__)
 
-# What a resumed scheduler or parameter group must have from the state, and never from the options.
+# Progress of a scheduler or parameter group, restored from the state, never set by the options.
 _PROGRESS = {
     *('last_epoch', '_step_count', '_last_lr', '_get_lr_called_within_step', '_is_initial'),
     *('T_cur', 'T_i'),  # of CosineAnnealingWarmRestarts
@@ -44,14 +44,14 @@ def load_weights(
     label: str = 'g',
     options: Mapping[str, Any] | None = None,
 ) -> tuple[str | None, list[str]]:
-    """Load weights into a network without wrapper; see ``BaseModel.load_network``.
+    """Load weights into an unwrapped network; see ``BaseModel.load_network``.
 
     Args:
-        label: Of the network, for messages.
-        options: Of the run, for messages.
+        label: Label of the network, for messages.
+        options: Options of the run, for messages.
 
     Returns:
-        The key of the file that was used, and the others that it has.
+        The key that was used, and the other keys of the file.
     """
     content = load_checkpoint(file)
     state, used_key = select_params(content, param_key, file)
@@ -94,7 +94,7 @@ def _load_fitting(
 
 
 def _advice(net: nn.Module, state: Mapping[str, Tensor], label: str, opt: Mapping[str, Any]) -> str:
-    """What to do about weights that do not fit a network of a run."""
+    """Advice for the user when weights do not fit a network."""
     if (opt.get('path') or {}).get('resume_state'):
         return 'A resume needs the network that was trained.'
     options = opt.get(f'network_{label}') or {}
@@ -103,7 +103,7 @@ def _advice(net: nn.Module, state: Mapping[str, Tensor], label: str, opt: Mappin
 
 
 def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """What keeps ``state`` from fitting a network with the state dict ``own``, in words."""
+    """Describe the mismatches between ``state`` and the state dict ``own`` of a network."""
     problems = []
     missing, unexpected = sorted(own.keys() - state), sorted(state.keys() - own.keys())
     if missing:
@@ -119,10 +119,10 @@ def _differences(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list
 
 
 def training_state(model: Any, epoch: int, iteration: int) -> dict[str, Any]:
-    """All that a resume needs besides the networks.
+    """Everything a resume needs besides the networks.
 
-    Randomness is counted (from ``manual_seed``, the iteration and the sample number), so no
-    generator's state is part of it.
+    Random numbers are determined by ``manual_seed``, iteration and sample number, so no generator
+    state is stored.
     """
     state = {
         'epoch': epoch,
@@ -152,10 +152,10 @@ def _stochastic(model: Any) -> dict[str, StochasticAverage]:
 
 
 def resume(model: Any, state: Mapping[str, Any]) -> None:
-    """Continue optimizers, schedules, averages and records of a model from a training state.
+    """Restore optimizers, schedulers, averages and best scores from a training state.
 
     Raises:
-        ValueError: It is of another kind of run.
+        ValueError: The state belongs to another kind of run.
     """
     for kind in ('optimizers', 'schedulers'):
         if len(state[kind]) != len(getattr(model, kind)):
@@ -171,7 +171,7 @@ def resume(model: Any, state: Mapping[str, Any]) -> None:
         )
     for optimizer, saved in zip(model.optimizers, state['optimizers'], strict=True):
         _resume_optimizer(optimizer, saved)
-    align_state(model.optimizers)  # the run before may have had another layout
+    align_state(model.optimizers)  # the earlier run may have used another layout
     train_weights(model.optimizers)
     for scheduler, saved in zip(model.schedulers, state['schedulers'], strict=True):
         _warn_of_changes('scheduler', scheduler.state_dict(), saved, _PROGRESS)
@@ -204,13 +204,13 @@ def _resume_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _types(model: Any) -> dict[str, list[str]]:
-    """Classes of the optimizers and schedules."""
+    """Class names of the optimizers and schedulers."""
     kinds = {'optimizers': model.optimizers, 'schedulers': model.schedulers}
     return {kind: [_type_of(part) for part in parts] for kind, parts in kinds.items()}
 
 
 def _type_of(part: Any) -> str:
-    """The class of an optimizer or schedule, and in brackets of those it is made of."""
+    """The class name of an optimizer or scheduler, with those it combines in brackets."""
     inner = getattr(part, '_schedulers', getattr(part, 'optimizers', []))
     names = ', '.join(map(_type_of, inner))
     return f'{type(part).__name__}({names})' if inner else type(part).__name__
@@ -221,7 +221,7 @@ def _listed(types: Mapping[str, list[str]]) -> str:
 
 
 def _without_functions(state: Any) -> Any:
-    """The state of a schedule without functions, which some keep in it and a file cannot hold."""
+    """A scheduler's state without functions, which some schedulers hold but a file cannot."""
     if type(state) is dict:
         return {k: _without_functions(v) for k, v in state.items() if not inspect.isroutine(v)}
     return [_without_functions(v) for v in state] if type(state) is list else state
@@ -230,7 +230,7 @@ def _without_functions(state: Any) -> Any:
 def _warn_of_changes(
     kind: str, current: Mapping[str, Any], saved: Mapping[str, Any], progress: set[str]
 ) -> None:
-    """Say which edited options have no effect, since the state decides on a resume."""
+    """Warn of edited options that have no effect because the resumed state overrides them."""
     for key in current.keys() & saved.keys() - progress:
         if key == '_schedulers':
             for pair in zip(current[key], saved[key], strict=True):

@@ -18,35 +18,35 @@ from basicsr.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# What a step minimises: mappings of losses by name. Those of a generator are computed one after the
-# other, each when the gradients of the one before have been taken and its graph is gone.
+# The objective of a step: losses by name. Mappings from a generator are computed one at a time,
+# each after the previous one has been backpropagated and its graph freed.
 Losses = Callable[[], Mapping[str, Tensor] | Iterator[Mapping[str, Tensor]]]
 
 _DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
-# A loss scale that has been halved so often says that the network itself overflows.
+# Once the loss scale has been halved down to this, the network itself overflows.
 _SMALLEST_SCALE = 1.0
 
 
 class _Taken(Exception):
-    """Carries the inputs of a network out of a forward pass that goes no further."""
+    """Aborts a forward pass and carries the inputs of a network out of it."""
 
 
 class Stepper:
-    """Makes the steps of a model's optimizers as the options of ``train`` say.
+    """Performs the optimizer steps of a model according to the options of ``train``.
 
-    Read are ``accumulate``, ``amp``, ``clip_grad_norm``, ``clip_grad_value``, ``freeze`` and
-    ``on_nonfinite``. What is not finite is noted on the device, without waiting for it, until the
-    training loop looks at it; but for the steps of fp16, of which its scaler skips such ones.
+    It reads ``accumulate``, ``amp``, ``clip_grad_norm``, ``clip_grad_value``, ``freeze`` and
+    ``on_nonfinite``. Non-finite values are flagged on the device, without synchronizing, until the
+    training loop checks them; in fp16 the gradient scaler skips those steps instead.
 
     Args:
-        train_opt: The options.
-        device: Where the steps are made.
+        train_opt: The options of ``train``.
+        device: Where the steps are computed.
 
     Attributes:
         amp: 'bf16', 'fp16', or None for float32.
         policy: 'stop', 'skip' or 'rollback', of ``on_nonfinite``.
-        skipped, in_a_row: With 'skip', iterations of which a step was skipped, and how many of
-            these were the last ones.
+        skipped, in_a_row: With 'skip', the number of iterations with a skipped step, and how many
+            of them are the most recent in a row.
     """
 
     def __init__(self, train_opt: Mapping[str, Any], device: torch.device):
@@ -63,19 +63,19 @@ class Stepper:
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def begin(self, networks: Iterable[nn.Module]) -> None:
-        """Keep running statistics before an iteration: a batch that is skipped enters none."""
+        """Back up running statistics, so that a skipped batch does not contribute to them."""
         if self.policy == 'skip':
             self._buffers = [(b, b.clone()) for net in networks for b in net.buffers()]
 
     def autocast(self) -> torch.autocast:
-        """The context in which networks and losses are computed."""
+        """The autocast context for networks and losses."""
         dtype = _DTYPES[self.amp] if self.amp else None
         return torch.autocast(self.device.type, dtype, enabled=self.amp is not None)
 
     def step(
         self, model: Any, label: str, nets: list[nn.Module], optimizer: Optimizer, losses: Losses
     ) -> OrderedDict[str, Tensor]:
-        """Make a step; see ``BaseModel.step``.
+        """Perform a step; see ``BaseModel.step``.
 
         Args:
             nets: The networks that ``optimizer`` trains.
@@ -127,12 +127,12 @@ class Stepper:
             yield values
 
     def micro_batches(self, model: Any, nets: list[nn.Module]) -> Generator[float]:
-        """The batch in ``accumulate`` micro-batches, whose gradients of ``nets`` add up.
+        """Split the batch into ``accumulate`` micro-batches; gradients of ``nets`` accumulate.
 
-        Within the loop the tensors of the batch, attributes of the model, are those of a
-        micro-batch; it gives the share of the batch that its losses are to be multiplied by.
-        Tensors that the loop makes of them, such as ``output``, are put together at the end, and
-        belong to the batch from then on. Gradients are averaged over the ranks in the last one.
+        In the loop the batch attributes of the model hold one micro-batch; the value yielded is
+        its share of the batch, by which its losses have to be multiplied. Tensors computed in the
+        loop, such as ``output``, are concatenated at the end and then treated as batch tensors.
+        Gradients are averaged over the ranks in the last micro-batch only.
         """
         values = {name: getattr(model, name, None) for name in model.batch_tensors}
         whole = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -163,7 +163,7 @@ class Stepper:
                 model.batch_tensors = (*dict.fromkeys((*model.batch_tensors, name)),)
 
     def first_inputs(self, model: Any, net: nn.Module, losses: Losses) -> tuple[Any, ...]:
-        """What a network is given first when the losses of a micro-batch are computed."""
+        """The inputs of a network's first call when the losses of a micro-batch are computed."""
 
         def take(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             raise _Taken(inputs)
@@ -182,9 +182,10 @@ class Stepper:
         raise UserError(f'train.channels_last: auto: no loss computes {type(bare).__name__}.')
 
     def _drop_frozen(self, nets: list[nn.Module], iteration: int) -> None:
-        """``freeze``: parameters without gradient stay as they are, with their moments.
+        """Drop the gradients of frozen parameters (``freeze``); their moments stay unchanged.
 
-        ``requires_grad`` would not do: DistributedDataParallel waits for what it was built with.
+        Clearing ``requires_grad`` would not work: DistributedDataParallel waits for the gradient
+        of every parameter that it was built with.
         """
         patterns = [rule['pattern'] for rule in self.freeze if iteration <= rule['until']]
         for net in nets if patterns else ():
@@ -196,7 +197,7 @@ class Stepper:
         """Clip the gradients.
 
         Returns:
-            ``grad_norm_<label>``, before clipping, if gradients are clipped by their norm.
+            ``grad_norm_<label>`` before clipping, if gradients are clipped by norm.
         """
         scaler, norms = self._scaler(label), {}
         parameters = [p for group in optimizer.param_groups for p in group['params']]
@@ -212,7 +213,7 @@ class Stepper:
     def _step_of_several(
         self, optimizer: Optimizer, label: str, gradients: Callable[[], Tensor]
     ) -> None:
-        """Make a step of an optimizer that asks for loss and gradients several times (LBFGS)."""
+        """Perform a step of an optimizer that evaluates loss and gradients repeatedly (LBFGS)."""
         if self.amp == 'fp16' or self.clip_norm is not None or self.clip_value is not None:
             raise UserError(
                 f'{type(optimizer).__name__} compares gradients with each other, so it cannot be '
@@ -222,7 +223,7 @@ class Stepper:
 
         def gradients_and_loss() -> Tensor:
             loss, world_size = gradients(), get_dist_info()[1]
-            if world_size > 1:  # ranks that saw different losses would end with different weights
+            if world_size > 1:  # with different losses, weights would diverge between ranks
                 dist.all_reduce(loss)
                 loss /= world_size
             return loss
@@ -231,20 +232,20 @@ class Stepper:
         self._note(label, loss, gradient_norm(optimizer))
 
     def _note(self, label: str, loss: Tensor, norm: Tensor) -> Tensor:
-        """Note whether the numbers of a step are finite; every rank has to call it.
+        """Flag a non-finite loss or gradient; every rank has to call it.
 
         Args:
-            label: Of the network.
-            loss: Of this rank, a scalar.
-            norm: Of the gradient. One whose square overflows counts as not finite, too: it would
-                spoil the moments of an optimizer.
+            label: Label of the network.
+            loss: The loss of this rank, a scalar.
+            norm: The gradient norm. It counts as non-finite if its square overflows, since that
+                would corrupt the second moments of an optimizer.
 
         Returns:
-            1 on all ranks if a number of any of them is not finite, else 0.
+            1 on all ranks if a loss or gradient of any rank is non-finite, else 0.
         """
         values = torch.stack([loss.to(norm).reshape(()), norm]).detach()
         bad = values.isfinite().logical_not_().float()
-        if get_dist_info()[1] > 1:  # losses differ, and what follows must not
+        if get_dist_info()[1] > 1:  # losses differ between ranks, but the decision must not
             dist.all_reduce(bad, dist.ReduceOp.MAX)
         found = torch.cat([bad, values[1:].float()])
         if label in self._found:  # of an earlier step of the iteration
@@ -253,17 +254,17 @@ class Stepper:
         return bad.amax()
 
     def take(self) -> dict[str, Tensor]:
-        """What has been noted since the last call, by label: (3,), whether a loss of any rank or
-        the gradient is not finite, and the gradient's norm, of several steps the largest.
+        """Flags and norms since the last call, by label, shape (3,): non-finite loss on any rank,
+        non-finite gradient, and gradient norm (the largest of several steps).
         """
         found, self._found = self._found, {}
         return found
 
     def _step_unless(self, optimizer: Optimizer, found: Tensor) -> None:
-        """Make a step if nothing was found: ``on_nonfinite: skip``.
+        """Step unless non-finite values were found (``on_nonfinite: skip``).
 
-        A fused optimizer decides that on the device; for others, and where momentum begins, which
-        fused ones would leave unset, the host has to wait.
+        Fused optimizers decide that on the device. The host has to synchronize for other
+        optimizers and for the first step of momentum, whose buffers fused ones would leave unset.
         """
         begins = not optimizer.state and any(g.get('momentum') for g in optimizer.param_groups)
         # As GradScaler asks for it.
@@ -280,7 +281,7 @@ class Stepper:
             buffer.copy_(torch.where(found > 0, before, buffer))
 
     def check(self) -> None:
-        """Continue in bf16 if fp16 overflows again and again; waits for the device."""
+        """Switch to bf16 if fp16 keeps overflowing; synchronizes with the device."""
         scales = {label: scaler.get_scale() for label, scaler in self._scalers.items()}
         if self.amp == 'fp16' and scales and min(scales.values()) < _SMALLEST_SCALE:
             logger.warning(
@@ -318,8 +319,8 @@ class Stepper:
 
 
 def _synchronised(net: nn.Module, is_last: bool) -> AbstractContextManager:
-    """The context of a micro-batch: gradients are averaged over the ranks in the last one."""
-    if hasattr(net, 'set_requires_gradient_sync'):  # of a network that is sharded
+    """The context of a micro-batch: gradients are averaged over the ranks only in the last one."""
+    if hasattr(net, 'set_requires_gradient_sync'):  # a sharded network
         net.set_requires_gradient_sync(is_last)  # pyright: ignore[reportCallIssue]
     if isinstance(net, DistributedDataParallel) and not is_last:
         return net.no_sync()
@@ -327,7 +328,7 @@ def _synchronised(net: nn.Module, is_last: bool) -> AbstractContextManager:
 
 
 def gradient_norm(optimizer: Optimizer) -> Tensor:
-    """The norm of all gradients of an optimizer, a scalar."""
+    """The total gradient norm over all parameters of an optimizer, a scalar."""
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
@@ -336,5 +337,5 @@ def gradient_norm(optimizer: Optimizer) -> Tensor:
 
 
 def _whole(norm: Any) -> Tensor:
-    """A norm as a plain tensor, also of a network that is split over the processes."""
+    """A norm as a plain tensor, gathered if the network is sharded."""
     return norm.full_tensor() if hasattr(norm, 'full_tensor') else norm

@@ -1,7 +1,7 @@
-"""The validation of a model: restore, score, save and log, with the images shared among the ranks.
+"""Distributed validation: restore images, compute metrics, save images and log scores.
 
-A model gives ``Result``s, any number of them for a batch, or without a batch at all; nothing here
-knows how they are made.
+A model yields ``Result``s, any number per batch, or without a batch at all; this module does not
+depend on how they are computed.
 """
 
 import logging
@@ -36,13 +36,13 @@ SAMPLES = 'samples'  # what the results of a model that need no batch are called
 
 @dataclass
 class Result:
-    """One image that a model has made.
+    """One image that a model produced.
 
     Attributes:
-        name: Of the image, by which files are called.
-        images: (c, h, w) or (1, c, h, w) in [0, 1], RGB: 'result', and where there are such 'lq'
-            and 'gt', which it is compared with. On any device.
-        group: What the image belongs to, such as a clip; the scores of a set are the mean over its
+        name: Name of the image, used for files.
+        images: (c, h, w) or (1, c, h, w) in [0, 1], RGB, on any device: 'result', optionally 'lq',
+            and optionally 'gt', which the result is compared with.
+        group: The group of the image, such as its clip; the score of a set is the mean over its
             groups.
     """
 
@@ -65,14 +65,15 @@ class _Item:
 
 
 class Validation:
-    """One pass over a set, or over the samples of a model that needs none.
+    """One validation pass over a set, or over the samples of a model that needs no set.
 
     Args:
-        model: Gives the results, and is given the scores.
-        dataset_name: What the set is called.
+        model: Yields the results and receives the scores.
+        dataset_name: Name of the set.
         iteration: The iteration, or in a test the name of the experiment.
         save_img: Whether to write the results.
-        rank, world_size: Of the ranks that share the images; results equal those of one.
+        rank, world_size: The images are split among the ranks; scores do not depend on their
+            number.
     """
 
     def __init__(
@@ -94,12 +95,12 @@ class Validation:
         self._gpu = torch.cuda.current_device() if model.device.type == 'cuda' else None
 
     def run(self, batches: Iterable[Any], tb_logger: Any) -> None:
-        """Make the results of this rank's batches, score and log them.
+        """Restore and score this rank's batches, and log the scores.
 
         Args:
-            batches: ``rank, rank + world_size, …`` of the set; None in place of a batch asks for
-                the samples of the model.
-            tb_logger: Where scores go; None for the text log alone.
+            batches: Batches ``rank, rank + world_size, …`` of the set; None in place of a batch
+                requests the model's samples.
+            tb_logger: Writer for the scores; None writes them only to the text log.
 
         Raises:
             Preempted: A signal asks the run to stop.
@@ -116,7 +117,7 @@ class Validation:
                 about = {'set': self.name, 'name': item.name, 'metrics': item.scores}
                 model.panels.append({**about, **item.images})
                 shown += 1
-        model.noticed_signal()  # tells ranks that have more images
+        model.noticed_signal()  # lets ranks that have more images stop too
         if signals := gather_lists(self.signals):
             raise Preempted(max(signals))
         self._warn_of_undefined()
@@ -144,10 +145,10 @@ class Validation:
                 yield _Item((index, number), name, result.group, result.images)
 
     def _finish(self, item: _Item) -> _Item:
-        """Turn the tensors of a result into images, write and score them; runs in a thread."""
+        """Convert the tensors of a result to images, write and score them; runs in a thread."""
         if item.problem:
             return item
-        if self._gpu is not None:  # a thread begins with the first GPU
+        if self._gpu is not None:  # a new thread defaults to the first GPU
             torch.cuda.set_device(self._gpu)
         tensors, item.tensors = item.tensors, {}
         if not tensors['result'].isfinite().all():
@@ -158,7 +159,7 @@ class Validation:
             imwrite(item.images['result'], self._file(item.name))
         try:
             item.scores = self.model.score_images(item.images, item.name)
-        except AssertionError as error:  # images of unlike shapes
+        except AssertionError as error:  # images of different shapes
             item.problem = str(error)
         return item
 
@@ -167,19 +168,19 @@ class Validation:
         folder = Path(opt['path']['visualization'])
         if self.model.is_train:
             if sum(o.get('phase') == 'val' for o in opt['datasets'].values()) > 1:
-                folder = folder / self.name  # the sets may share names of images
+                folder = folder / self.name  # sets may share image names
             return str(folder / name / f'{Path(name).name}_{self.iteration}.png')
         return str(folder / self.name / f'{name}_{self.options.get("suffix") or opt["name"]}.png')
 
     def _warn_of_undefined(self) -> None:
-        """Say of each metric, once, which image on any rank has no score."""
+        """Warn once per metric of the first image without a score on any rank."""
         for metric, text in sorted(gather_lists(list(self.model.score_image.undefined.items()))):
             if metric not in self.model.told_undefined:
                 self.model.told_undefined.add(metric)
                 logger.warning('%s', text)
 
     def _collect(self, rows: list[tuple], whole: Mapping[str, float]) -> None:
-        """Give the model the scores of all ranks."""
+        """Set the model's scores from those of all ranks."""
         model, scored = self.model, [row for row in rows if not row[4]]
         model.image_results = {name: scores for _, _, name, scores, _ in scored}
         model.failed_images = {name: problem for _, _, name, _, problem in rows if problem}
@@ -189,7 +190,7 @@ class Validation:
             model._initialize_best_metric_results(self.name)
         if model.failed_images:
             self._report_failures()
-            # A mean without them is not that of the other validations, nor a best one.
+            # A mean without them is not comparable with other validations, so it cannot be a best.
             metrics = {} if model.is_train else metrics
         for metric in metrics:
             score = whole[metric] if metric in whole else self._mean(metric, scored)
