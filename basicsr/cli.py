@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# Of each, ``basicsr.commands`` has a module with ``add_arguments`` and ``main``.
+# Each has a module in ``basicsr.commands`` with ``add_arguments`` and ``main``.
 COMMANDS = {
     'train': 'train a network from an option file',
     'test': 'run a trained network on images, and score it',
@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags of a command, and as ``main`` the function that carries it out.
+    """Parse the command line; ``main`` of the result is the function of the command.
 
-    torch takes seconds to import: help and mistyped flags are answered before.
+    torch takes seconds to import, so help and mistyped flags are handled before that.
     """
     parser = argparse.ArgumentParser(
         prog='basicsr', description='Train image restoration networks, and the tools around it.'

@@ -1,4 +1,4 @@
-"""Modules of this package as child processes, which end with all that they have started."""
+"""Run modules of this package as child processes, and kill them with all their descendants."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 
 def start(arguments: Sequence[str], log: BinaryIO, **environment: str) -> subprocess.Popen:
-    """Start ``python -m <arguments>``, whose output goes to a file.
+    """Start ``python -m <arguments>`` with its output redirected to a file.
 
     Args:
-        environment: Variables to set besides those of this process.
+        environment: Environment variables to set in addition to those of this process.
     """
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get('PYTHONPATH')]))
@@ -25,13 +25,13 @@ def start(arguments: Sequence[str], log: BinaryIO, **environment: str) -> subpro
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that it can be ended with all of its workers
+        start_new_session=True,  # so that it can be killed together with its workers
     )
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kill a process that ``start`` has started and, at once, all below it."""
-    below = _descendants(process.pid)  # torchrun gives its ranks sessions of their own
+    """Kill a process started by ``start`` together with all its descendants."""
+    below = _descendants(process.pid)  # torchrun runs its ranks in separate sessions
     if hasattr(os, 'killpg'):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -44,10 +44,10 @@ def end(process: subprocess.Popen) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Numbers of the processes below one; without /proc, none are found."""
+    """Process ids of all descendants of a process; empty without /proc."""
     children = defaultdict(list)
     for file in Path('/proc').glob('[0-9]*/stat'):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has exited in the meantime
             _, parent = file.read_text().rpartition(')')[2].split()[:2]
             children[int(parent)].append(int(file.parent.name))
     found = [pid]
@@ -57,7 +57,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def end_with_children() -> None:
-    """Have this process end as by Ctrl-C, and its children with it, also by other signals."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that this process also ends its children."""
     for name in ('SIGTERM', 'SIGHUP'):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""One trial of ``basicsr tune``: a short training in a process of its own, and what it took."""
+"""One trial of ``basicsr tune``: benchmark a short training in a separate process."""
 
 import copy
 import functools
@@ -26,15 +26,15 @@ from basicsr.utils.yaml_util import OptionError
 
 from .tune import KEYS, Report
 
-# The first iterations start workers, decode the images, choose kernels and compile; their losses
-# are compared.
+# The first iterations start workers, decode images, select kernels and compile, so they are not
+# timed; their losses are compared.
 WARM_UP = 8
-_BLOCKS = 5  # of iterations, of which the median one counts
-_IMAGES = 64  # at most, that are read again and again; no more than four batches
+_BLOCKS = 5  # blocks of iterations, whose median is reported
+_IMAGES = 64  # maximum number of images, read repeatedly; also at most four batches
 
 
 class FewImages(SubsetRandomOrder):
-    """``count`` samples of a set, again and again: they are as quick as in a later epoch."""
+    """Repeats ``count`` samples of a set, so that they load as fast as in later epochs."""
 
     def __init__(self, dataset: Sized, count: int, **options: Any):
         super().__init__(dataset, fraction=min(count / max(len(dataset), 1), 1.0), **options)
@@ -43,15 +43,15 @@ class FewImages(SubsetRandomOrder):
 def steady(durations: list[float]) -> tuple[float, float]:
     """Seconds per iteration, and their relative standard error.
 
-    A median of blocks leaves out what else the machine did meanwhile. One of single iterations
-    would be wrong, since batches come in bursts, one from each worker.
+    The median over blocks is robust against other load on the machine. A median over single
+    iterations would be biased, since batches arrive in bursts, one from each worker.
     """
     means = np.array([block.mean() for block in np.array_split(durations, _BLOCKS)])
     return float(np.median(means)), float(means.std(ddof=1) / _BLOCKS**0.5 / means.mean())
 
 
 def measure(request: dict[str, Any], root_path: Path) -> None:
-    """Train as the command line says, and write a ``Report`` as ``basicsr tune`` requests it."""
+    """Train with the options of the command line, and write a ``Report`` for ``basicsr tune``."""
     opt, folder = prepare(root_path, is_train=True)[0], Path(request['folder'])
     settings = {
         name: functools.reduce(operator.getitem, path.split(':'), opt)
@@ -77,7 +77,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _cpu() -> dict[str, Any]:
-    import resource  # POSIX alone
+    import resource  # POSIX only
 
     unit = 1 if sys.platform == 'darwin' else 1024
     return {
@@ -89,7 +89,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _on_few_images(opt: dict, cache: str) -> dict:
-    """The options without validation, on a few images, whose pixels are kept in ``cache``."""
+    """The options without validation and with only a few images, cached in ``cache``."""
     dataset_opt = copy.deepcopy(opt['datasets']['train'])
     for owner in (dataset_opt, *(dataset_opt.get('parts') or ())):  # of a ConcatDataset
         if owner.get('cache', 'off') not in ('off', False):
@@ -102,8 +102,8 @@ def _on_few_images(opt: dict, cache: str) -> dict:
 
 
 def train_shortly(opt: dict, seconds: float) -> dict[str, Any]:
-    """Make steps as a training does; returns what a ``Report`` says of their time and losses."""
-    first = opt['train'].get('net_d_init_iters') or 0  # before, only the discriminator is trained
+    """Run training steps; returns the timing and losses for a ``Report``."""
+    first = opt['train'].get('net_d_init_iters') or 0  # until then only net_d is trained
     numbers = range(first + 1, opt['train']['total_iter'] + 1)
     if len(numbers) < WARM_UP + _BLOCKS:
         raise OptionError(f'train.total_iter: tuning needs {first + WARM_UP + _BLOCKS} at least.')
@@ -116,7 +116,7 @@ def train_shortly(opt: dict, seconds: float) -> dict[str, Any]:
         model.optimize_parameters(current_iter)
         model.end_iteration(current_iter)
         if len(losses) < WARM_UP:
-            log = model.get_current_log()  # waits for the device
+            log = model.get_current_log()  # synchronizes with the device
             losses.append({name: value for name, value in log.items() if name.startswith('l_')})
             begin = last = time.perf_counter()
             continue

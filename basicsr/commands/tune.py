@@ -19,17 +19,17 @@ from basicsr.utils.text import sizeof_fmt
 
 from .children import end, end_with_children, start
 
-# What is tuned, as --force_yml names it.
+# Tuned options, in the notation of --force_yml.
 WORKERS, BATCH = 'num_worker_per_gpu', 'batch_size_per_gpu'
 KEYS = {name: f'datasets:train:{name}' for name in ('cache', WORKERS, 'prefetch_mode')}
 KEYS |= {name: f'train:{name}' for name in ('amp', 'channels_last', 'compile')}
-# A faster step may wait for data where a slower one did not: workers come twice.
+# Workers are tuned twice, since a faster step may have to wait for data.
 _ORDER = (*KEYS, WORKERS, BATCH)
 KEYS[BATCH] = f'datasets:train:{BATCH}'
 _GPU_ALONE = ('amp', 'channels_last', 'prefetch_mode: cuda')
-_MARGIN = 0.03  # by which a setting must be faster at least, and by twice the noise
-_LITTLE_WAITING = 0.02  # share of the time that more workers could not make much of
-_PATIENCE = 900.0  # seconds beyond those of a trial: compilation takes minutes
+_MARGIN = 0.03  # minimum speedup of an accepted setting, which must also exceed twice the noise
+_LITTLE_WAITING = 0.02  # share of the time below which more workers would gain little
+_PATIENCE = 900.0  # timeout in seconds in addition to a trial's: compilation takes minutes
 _ROW = '{:<26}{:>11}{:>10}{:>12}{:>15}   {}\n'
 ACCEPTED = 'accepted'
 
@@ -40,17 +40,17 @@ class Report(NamedTuple):
     speed: float  # samples per second
     noise: float  # its relative standard error
     waiting: float  # share of the time spent waiting for data
-    memory: int  # most bytes taken: on a GPU by tensors, else by the training process
+    memory: int  # peak bytes: of tensors on a GPU, else of the training process
     losses: list[dict[str, float]]  # of each of the first iterations
     settings: dict[str, Any]  # the values of KEYS, defaults filled in
     device: str
     total_memory: int  # of the device, in bytes
-    half: str | None  # half precision that the GPU is built for; None without a GPU
+    half: str | None  # half precision that the GPU supports natively; None without a GPU
     cores: int  # for the loaders of each GPU
 
 
 class Failure(NamedTuple):
-    """A trial that measured nothing: its exit status (None: it was ended), why, what it said."""
+    """A failed trial: its exit status (None: it timed out), the reason and the log."""
 
     status: int | None
     reason: str
@@ -61,14 +61,14 @@ def run_trial(args: argparse.Namespace, folder: Path, settings: dict) -> Report 
     """Train in a process of its own, with settings other than the file's, by name in ``KEYS``."""
     report, log = folder / 'report.json', folder / 'log.txt'
     report.unlink(missing_ok=True)
-    share = args.memory if BATCH in settings else 1.0  # the file itself may take more
+    share = args.memory if BATCH in settings else 1.0  # the unchanged file may use more
     request = {'seconds': args.seconds, 'memory': share, 'folder': str(folder)}
     forced = {KEYS[name]: value for name, value in settings.items()}
     forced |= {'path:experiments_root': str(folder / 'experiments'), 'manual_seed': 0}
     command = ['basicsr.commands.trial', json.dumps(request), '-opt', args.opt, '--force_yml']
     command += [*args.force_yml, *(f'{key}={json.dumps(value)}' for key, value in forced.items())]
     with log.open('wb') as file:
-        # What torch compiles, and what a process that is killed leaves behind, goes there too.
+        # TMPDIR also receives compiled kernels and the leftovers of killed processes.
         process = start(command, file, TMPDIR=str(folder))
         try:
             status = process.wait(_PATIENCE + 3 * args.seconds)
@@ -86,7 +86,7 @@ def reason_of_failure(status: int | None, log: str) -> str:
     """Why a trial failed, in a few words."""
     if status is None:
         return 'no end in sight'
-    if 'out of memory' in log.lower() or status == -9:  # as the system ends what takes too much
+    if 'out of memory' in log.lower() or status == -9:  # -9: killed by the OOM killer
         return 'out of memory'
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r'[\w.]*(Error|Exception)\b|.* ERROR: ', line)]
@@ -105,7 +105,7 @@ def next_value(name: str, best: Report, memory: float) -> Any:
         is_useful = best.waiting > _LITTLE_WAITING and now < best.cores
         return min(max(2 * now, 1), best.cores) if is_useful else None
     if name == BATCH:
-        # A GPU tells when it is full; a computer that runs out of memory takes others down.
+        # A full GPU raises an error; a machine without memory takes other processes down.
         has_room = has_gpu or 2 * best.memory <= memory * best.total_memory
         return 2 * now if has_room else None
     on = {'cache': 'auto', 'prefetch_mode': 'cuda' if has_gpu else 'cpu', 'compile': True}
@@ -116,7 +116,7 @@ def next_value(name: str, best: Report, memory: float) -> Any:
 def difference(
     losses: Sequence[Mapping[str, float]], plain: Sequence[Mapping[str, float]]
 ) -> float:
-    """Largest distance of an iteration's losses from the plain ones, relative to these, or NaN."""
+    """Largest relative difference of an iteration's losses from the plain ones, or NaN."""
     found = [
         sum(abs(other[name] - value) for name, value in own.items())
         / (sum(map(abs, own.values())) or sys.float_info.min)
@@ -129,8 +129,8 @@ def judge(name: str, trial: Report | Failure, best: Report, plain: Report, toler
     """``ACCEPTED``, or why a trial of another value of ``name`` is not.
 
     Args:
-        best, plain: The best trial so far, and that of the file as it is.
-        tolerance: Largest difference of the losses, but for a batch of another size.
+        best, plain: The best trial so far, and that of the unchanged file.
+        tolerance: Maximum difference of the losses, ignored for another batch size.
     """
     if isinstance(trial, Failure):
         return f'failed: {trial.reason}'
@@ -149,10 +149,10 @@ def search(
     tolerance: float,
     memory: float,
 ) -> tuple[dict[str, Any], Report]:
-    """Try one setting after the other, each on top of those that were accepted.
+    """Greedy search: try one setting at a time, on top of those accepted so far.
 
     Args:
-        tell: Is given the name and value, the outcome and the verdict of each trial.
+        tell: Called with the name, value, outcome and verdict of each trial.
 
     Returns:
         The settings that were accepted, and their trial.
@@ -174,7 +174,7 @@ def search(
 
 
 def table_row(setting: str, trial: Report | Failure, plain: Report | None, verdict: str) -> str:
-    """A line of the table; the losses are compared with those of ``plain``, if that is given."""
+    """A row of the table; losses are compared with those of ``plain``, if given."""
     if isinstance(trial, Failure):
         return _ROW.format(setting, *'----', verdict)
     losses = f'{difference(trial.losses, plain.losses):.2%}' if plain else '-'
@@ -219,7 +219,7 @@ def _yaml(value: str | float | bool) -> str:
 
 
 def tune(args: argparse.Namespace, folder: Path) -> int:
-    """Make the trials and print their table; returns the exit status."""
+    """Run the trials and print their table; returns the exit status."""
     measure = functools.partial(run_trial, args, folder)
     plain = measure({})
     if isinstance(plain, Failure):

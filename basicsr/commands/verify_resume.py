@@ -1,4 +1,4 @@
-"""Prove that a killed training goes on exactly: train in one go and with kills, and compare all."""
+"""Verify that killed trainings resume bit-exactly, by comparison with an uninterrupted run."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from .children import end, end_with_children, start
 
 
 class TrainingError(RuntimeError):
-    """A training has ended otherwise than by a kill."""
+    """A training failed without being killed."""
 
     def __init__(self, status: int, log: str):
         super().__init__(log)
@@ -29,11 +29,11 @@ class TrainingError(RuntimeError):
 
 
 class Trainings:
-    """Trainings of one option file, of which nothing differs but where they are stopped.
+    """Trainings of one option file that differ only in where they are interrupted.
 
     Args:
         args: The flags of ``basicsr verify-resume``.
-        folder: For all that they write.
+        folder: Folder for all their output.
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path):
@@ -44,7 +44,7 @@ class Trainings:
             'logger:print_freq': 1,
             'logger:use_tb_logger': False,
             'logger:wandb': {'project': None},
-            'deterministic': True,  # a GPU may choose other kernels at every start
+            'deterministic': True,  # otherwise a GPU may select other kernels at each start
         }
         if opt.get('val'):
             forced['val:val_freq'] = max(args.iters // 2, 1)
@@ -60,15 +60,15 @@ class Trainings:
         self._folder = folder
 
     def run(self, name: str, kill_after: int | None = None, wait: float = 0) -> bool:
-        """Begin a training, or go on with it; returns whether it was killed.
+        """Start a training, or resume it; returns whether it was killed.
 
         Args:
-            name: Of its folder.
-            kill_after: An iteration; None: let it end.
+            name: Name of its folder.
+            kill_after: Iteration after which to kill it; None lets it finish.
             wait: Seconds from the end of that iteration to the kill.
 
         Raises:
-            TrainingError: It has failed by itself.
+            TrainingError: It failed without being killed.
         """
         root, mark = self._folder / name, self._folder / 'killed.mark'
         mark.unlink(missing_ok=True)
@@ -89,23 +89,23 @@ class Trainings:
         return mark.exists()
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """What a run has logged."""
+        """The logged rows of a run."""
         file = self.folder_of(name) / 'metrics.jsonl'
         return list(map(json.loads, file.read_bytes().rpartition(b'\n')[0].splitlines()))
 
     def folder_of(self, name: str) -> Path:
-        """The folder of a run that has begun."""
+        """The folder of a run that has started."""
         folders = [file.parent for file in (self._folder / name).glob('*/metrics.jsonl')]
-        # A training that was killed before its first state has begun again.
+        # A training killed before its first state starts over; its first folder is archived.
         [folder] = (folder for folder in folders if '_archived_' not in folder.name)
         return folder
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:
-    """What differs, in any bit, between what two runs have written.
+    """Bitwise differences between the files of two runs.
 
-    Networks, averages, states and logged values but for times. The list of images that cannot be
-    used is left out: which sample has met one first depends on the loader's processes.
+    Compares networks, averages, states and logged values except times. The list of unreadable
+    images is skipped: which sample encounters one first depends on the timing of the workers.
     """
     from basicsr.utils.checkpoint import load_checkpoint
     from basicsr.utils.logger import read_rows
@@ -151,18 +151,18 @@ def _different(a: Any, b: Any, path: str) -> Iterator[str]:
 
 
 def verify(args: argparse.Namespace, folder: Path, tell: Callable[[str], Any]) -> int:
-    """Make the trainings, tell of them, and compare; returns the exit status."""
+    """Run the trainings, report on them, and compare; returns the exit status."""
     random_moments = random.Random(args.seed)
     trainings = Trainings(args, folder)
     begin = time.monotonic()
     trainings.run('whole')
     tell(f'{args.iters} iterations in one go: {time.monotonic() - begin:.1f} s\n')
     times = [row['time/iteration'] for row in trainings.rows('whole') if 'time/iteration' in row]
-    step = statistics.median(times)  # not of the first, which chooses kernels
+    step = statistics.median(times)  # a median, since the first one also selects kernels
     moments = sorted(random_moments.choices(range(1, args.iters), k=args.kills))
     kills = 0
     for number, moment in enumerate(moments, 1):
-        wait = random_moments.uniform(0, 2 * step)  # while it saves or validates, too
+        wait = random_moments.uniform(0, 2 * step)  # so that kills also hit saving and validation
         killed = trainings.run('killed', moment, wait)
         rows = trainings.rows('killed')
         last = rows[-1]['iter'] if rows else 0
@@ -213,7 +213,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Make the trainings and compare them; returns the exit status."""
+    """Run the trainings and compare them; returns the exit status."""
     _check(args)
     end_with_children()
     try:
@@ -234,9 +234,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def train_until_killed(kill_after: int | None, wait: float, mark: str) -> None:
-    """Run the command line's training in this process, which kills itself and its workers.
+    """Run the training of the command line in this process, which kills itself and its workers.
 
-    From outside, the moments of a fast training could not be met.
+    Killing from outside would be too imprecise for a fast training.
     """
     from basicsr.run.program import run
     from basicsr.train import train_pipeline
@@ -247,7 +247,7 @@ def train_until_killed(kill_after: int | None, wait: float, mark: str) -> None:
 
 
 def _kill(after: int, wait: float, mark: str) -> None:
-    """Kill this process and its workers some seconds after the step of an iteration."""
+    """Kill this process and its workers ``wait`` seconds after the step of an iteration."""
     now = progress.current
     while now.iteration < after or (now.iteration == after and now.phase in ('data', 'step')):
         time.sleep(0.001)

@@ -1,8 +1,8 @@
-"""Metrics of a validation: functions of one image, and classes that look at a whole set.
+"""Validation metrics: per-image functions such as PSNR, and set metrics such as FID.
 
-A function gives a score per image; the score of a set is the mean of its images, of clips the mean
-of their means. A class, such as one of torchmetrics, is updated with the images of a set and
-computes one number, such as FID.
+A function scores one image; the score of a set is the mean over its images, or over the means of
+its clips. A class, such as one from torchmetrics, is updated with the images of a set and computes
+a single number.
 """
 
 import inspect
@@ -23,17 +23,17 @@ from . import calculate_metric
 
 
 class SetMetric(Protocol):
-    """What a class in ``val.metrics`` must have; ``merge`` may be torchmetrics' ``merge_state``.
+    """Interface of a class in ``val.metrics``; ``merge_state`` of torchmetrics may stand for merge.
 
     Images are (1, c, h, w) in [0, 1], RGB, rounded to 8 bits, on the device of the metric if it is
     a module.
     """
 
     def update(self, result: Tensor, gt: Tensor) -> None:
-        """Take in an image; a metric without reference has no ``gt``."""
+        """Add an image; a no-reference metric has no ``gt``."""
 
     def merge(self, other: Self) -> None:
-        """Take in what the metric of another rank has seen."""
+        """Merge the state of another rank's metric into this one."""
 
     def compute(self) -> float | Tensor:
         """The score of all images."""
@@ -41,7 +41,7 @@ class SetMetric(Protocol):
 
 
 def find_metric(name: str) -> Callable:
-    """The function or class that ``type`` names: a registered one, or a class as ``module:Class``.
+    """Look up a metric by ``type``: a registered function or class, or ``module:Class``.
 
     Raises:
         ValueError, KeyError: There is none.
@@ -55,7 +55,7 @@ def find_metric(name: str) -> Callable:
 
 
 def metric_problems(options: Mapping[str, Any]) -> list[str]:
-    """What keeps an entry of ``val.metrics`` from being computed."""
+    """The mistakes in an entry of ``val.metrics``."""
     try:
         metric = find_metric(options['type'])
     except (KeyError, UserError) as error:
@@ -70,12 +70,12 @@ def metric_problems(options: Mapping[str, Any]) -> list[str]:
 
 
 def is_set_metric(options: Mapping[str, Any]) -> bool:
-    """Whether the options of a metric name a class, not a function."""
+    """Whether the options of a metric name a class instead of a function."""
     return inspect.isclass(find_metric(options['type']))
 
 
 def needs_reference(metric: Callable) -> bool:
-    """Whether a metric cannot do without a ground truth."""
+    """Whether a metric requires a ground truth (full-reference)."""
     if inspect.isclass(metric):
         return len(inspect.signature(metric.update).parameters) > 2  # pyright: ignore
     parameter = inspect.signature(metric).parameters.get('img2')
@@ -83,13 +83,13 @@ def needs_reference(metric: Callable) -> bool:
 
 
 class ImageScores:
-    """The functions of ``val.metrics``, which score one image; may be called by several threads.
+    """Computes the per-image metrics of ``val.metrics``; thread-safe.
 
     Args:
         metrics: All of ``val.metrics``, by name.
 
     Attributes:
-        undefined: By metric, the first image that has no score, and why.
+        undefined: For each metric, the first image without a score, and why.
     """
 
     def __init__(self, metrics: Mapping[str, Mapping[str, Any]]):
@@ -98,7 +98,7 @@ class ImageScores:
         self.undefined: dict[str, str] = {}
 
     def __call__(self, images: Mapping[str, np.ndarray], name: str) -> dict[str, float]:
-        """The scores of ``images['result']``; of metrics that need ``images['gt']`` only with one.
+        """Score ``images['result']``; full-reference metrics are skipped without ``images['gt']``.
 
         Args:
             images: (h, w, c) in [0, 255], BGR.
@@ -119,7 +119,7 @@ class ImageScores:
         try:
             score = float(calculate_metric(data, options))
         except (AssertionError, TypeError, ValueError) as error:
-            # One of ours cannot score this image, which is too small, say.
+            # A built-in metric cannot score this image, e.g. because it is too small.
             if not isinstance(error, ValueError) or METRIC_REGISTRY.is_users(options['type']):
                 raise type(error)(f'metric {metric} of image {name}: {error}') from error
             reason = f': {error}'
@@ -133,11 +133,11 @@ class ImageScores:
 
 
 class SetScores:
-    """The classes of ``val.metrics``, each made anew for a set.
+    """The set metrics of ``val.metrics``, instantiated anew for each set.
 
     Args:
         metrics: All of ``val.metrics``, by name.
-        device: For metrics that are modules.
+        device: Device of metrics that are modules.
     """
 
     def __init__(self, metrics: Mapping[str, Mapping[str, Any]], device: torch.device):
@@ -151,11 +151,11 @@ class SetScores:
                     metric: Any = find_metric(options['type'])(**arguments)
                 if isinstance(metric, nn.Module):
                     metric.to(device)
-                    metric.sync_on_compute = False  # ranks are merged here
+                    metric.sync_on_compute = False  # ``merged`` combines the ranks
                 self.metrics[name] = metric
 
     def update(self, images: Mapping[str, np.ndarray]) -> None:
-        """Take in an image, given as to ``ImageScores``."""
+        """Add an image, in the format of ``ImageScores``."""
         self._count += 1
         for metric in self.metrics.values():
             tensors = [_tensor(images['result'])]
@@ -167,7 +167,7 @@ class SetScores:
             metric.update(*(x.to(self._device) if on_device else x for x in tensors))
 
     def parts(self) -> list[dict[str, Any]]:
-        """What another rank needs for ``merged``."""
+        """The metrics of this rank, as input of ``merged``."""
         for metric in self.metrics.values():
             if isinstance(metric, nn.Module):
                 metric.cpu()
@@ -175,7 +175,7 @@ class SetScores:
 
     @staticmethod
     def merged(parts: Iterable[dict[str, Any]]) -> dict[str, float]:
-        """The scores, by metric, of what all ranks have seen, in the order of ``parts``."""
+        """Merge the metrics of all ranks, in the order of ``parts``; returns scores by metric."""
         of_ranks = defaultdict(list)
         for part in parts:
             for name, metric in part.items():
@@ -195,17 +195,17 @@ class SetScores:
 
 
 def _tensor(image: np.ndarray) -> Tensor:
-    """(h, w, c) BGR in [0, 255] as (1, c, h, w) RGB in [0, 1]."""
+    """Convert (h, w, c) BGR in [0, 255] to (1, c, h, w) RGB in [0, 1]."""
     image = image if image.ndim == 3 else image[..., None]
     return torch.from_numpy(image[..., ::-1].copy()).permute(2, 0, 1)[None].float() / 255
 
 
 def mean_of_groups(scores: Iterable[tuple[str, float]]) -> tuple[float, dict[str, float]]:
-    """The mean over groups of the means of their scores, and the latter by group.
+    """The mean over groups of their mean scores, and the mean score of each group.
 
     Args:
-        scores: Group and score of each image, at least one. Equal images have an infinite PSNR:
-            the mean of a group is over the others.
+        scores: Group and score of each image, at least one. Infinite scores, such as the PSNR of
+            identical images, are excluded from the mean of a group.
     """
     groups: dict[str, list[float]] = defaultdict(list)
     for group, score in scores:

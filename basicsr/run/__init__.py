@@ -1,1 +1,1 @@
-"""What stands around the loop: the checks of a run before its first step."""
+"""Infrastructure of a run: startup, checks, loaders, resuming, monitoring and preemption."""

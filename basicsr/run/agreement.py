@@ -1,4 +1,4 @@
-"""Checks that all processes of a run mean the same run: options, programs, data, files."""
+"""Check that all ranks of a run agree on options, code, package versions, data and files."""
 
 import hashlib
 import logging
@@ -18,24 +18,24 @@ from basicsr.utils.yaml_util import OptionError
 
 logger = logging.getLogger(__name__)
 
-# What may be another on each host: where things are, and how they are read.
+# Options that may differ between hosts: where data is stored and how it is loaded.
 _OF_HOST = {
     *('path', 'plugins', 'dist_params', 'num_gpu', 'dataroot_gt', 'dataroot_lq', 'meta_info'),
     *('meta_info_file', 'shards', 'io_backend', 'cache', 'num_worker_per_gpu', 'prefetch_mode'),
     *('num_prefetch_queue', 'persistent_workers', 'pin_memory'),
 }
-_MOST_NAMES = 1000  # file names that are compared
+_MOST_NAMES = 1000  # maximum number of file names to compare
 
 
 def check_same_options(opt: Mapping[str, Any], **flags: Any) -> None:
-    """Compare the options of all ranks, but for what may be another on each host.
+    """Compare the options of all ranks, except those that may differ between hosts.
 
     Args:
-        opt: As the option file and ``--force_yml`` say.
-        flags: Of the command line.
+        opt: Options from the option file and ``--force_yml``.
+        flags: Command-line flags.
 
     Raises:
-        OptionError: On every rank, if they differ; names the keys, ranks and values.
+        OptionError: On every rank, if they differ; lists the keys, ranks and values.
     """
     own = {key: repr(value) for key, value in _leaves({**opt, **flags})}
     if lines := [f'{key}: {values}' for key, values in _differing(own).items()]:
@@ -47,7 +47,7 @@ def check_same_options(opt: Mapping[str, Any], **flags: Any) -> None:
 
 
 def warn_of_other_programs() -> None:
-    """Warn where ranks run another code, Python or torch than others."""
+    """Warn if the ranks run different versions of basicsr, Python, torch or numpy."""
     if get_dist_info()[1] == 1:
         return
     code = hashlib.sha256()
@@ -67,8 +67,8 @@ def check_same_data(datasets: Mapping[str, Any]) -> None:
     """Compare the datasets of all ranks: their lengths, and the names of their files.
 
     Args:
-        datasets: By name; of those that have ``paths``, a list of paths or of dicts of them, up to
-            1000 names are compared.
+        datasets: Datasets by name. If one has ``paths``, a list of paths or of dicts of paths, up
+            to 1000 file names are compared.
 
     Raises:
         ValueError: On every rank, if they differ.
@@ -104,7 +104,7 @@ def check_file_of_all(path: str | Path) -> None:
 
 
 def _differing(own: Mapping[str, str]) -> dict[str, str]:
-    """Which ranks say what, by what it is of, where not all say the same; every rank calls it."""
+    """The entries that differ between ranks, with the ranks of each value; every rank calls it."""
     ranks, found = gather_lists([own]), {}
     for key in dict.fromkeys(key for said in ranks for key in said):
         who: dict[str, list[str]] = {}
@@ -116,7 +116,7 @@ def _differing(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leaves(section: Any, path: str = '') -> Iterator[tuple[str, Any]]:
-    """Key and value of each option that has to be the same everywhere."""
+    """Key and value of each option that must be the same on all ranks."""
     if not isinstance(section, Mapping):
         yield path, section
         return
@@ -126,7 +126,7 @@ def _leaves(section: Any, path: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def _contents(dataset: Any) -> tuple[int | None, str]:
-    """The length of a dataset, None for a stream, and a digest of names of its files."""
+    """The length of a dataset (None for a stream) and a digest of its file names."""
     try:
         length = len(dataset)
     except TypeError:

@@ -1,4 +1,4 @@
-"""How the cores of a host are shared out among its ranks, their threads and loader processes."""
+"""Divide the CPU cores of a host among its ranks, their threads and DataLoader workers."""
 
 import logging
 import os
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 def usable_cores() -> set[int]:
-    """Numbers of the cores that this process may use: a batch job has some of all."""
+    """The cores this process may use (CPU affinity): a batch job may have only some of them."""
     if hasattr(os, 'sched_getaffinity'):  # not on every system
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def ranks_on_cores() -> int:
-    """How many ranks of this host may use the cores of this one, which is among them.
+    """How many ranks of this host, including this one, share cores with this rank.
 
     Every rank has to call it.
     """
@@ -29,9 +29,9 @@ def ranks_on_cores() -> int:
 
 
 def share_cores() -> int:
-    """The share of the cores that is this rank's, which torch takes as its number of threads.
+    """This rank's share of the cores, which also becomes torch's number of threads.
 
-    Threads are left alone in a run of one process, and where ``OMP_NUM_THREADS`` says how many.
+    The number of threads is unchanged with a single process, or if ``OMP_NUM_THREADS`` is set.
     Every rank has to call it.
     """
     world_size = get_dist_info()[1]
@@ -42,14 +42,15 @@ def share_cores() -> int:
 
 
 def report_cores(workers: int, on_gpu: bool) -> None:
-    """Log that the threads, or loader processes, of all ranks are more than the cores, or fewer.
+    """Log if threads and loader processes oversubscribe the cores, or leave some idle.
 
-    Of a rank's threads and loader processes the larger number counts: one waits for the other.
-    Every rank has to call it.
+    The larger of a rank's numbers of threads and loader processes counts, since one waits for the
+    other. Every rank has to call it.
 
     Args:
-        workers: Loader processes of a rank.
-        on_gpu: Whether a GPU computes, so that a rank keeps one core busy, not one per thread.
+        workers: Loader processes per rank.
+        on_gpu: Whether the rank computes on a GPU, so that it occupies one core, not one per
+            thread.
     """
     cores, ranks = len(usable_cores()), ranks_on_cores()
     threads = 1 if on_gpu else torch.get_num_threads()

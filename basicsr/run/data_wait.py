@@ -1,4 +1,4 @@
-"""What a training run waits for, in words."""
+"""Detect data-loading bottlenecks: log the share of time spent waiting for data, with advice."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -9,18 +9,17 @@ from .cores import usable_cores
 logger = logging.getLogger(__name__)
 
 _WORTH_SAYING = 0.1  # share of the time spent waiting for data
-_AT_LEAST = 10  # iterations that a share is taken of
+_AT_LEAST = 10  # minimum number of iterations to measure the share
 _SAID_AGAIN_AFTER = 1000  # iterations
 
 
 class DataWait:
-    """Says how long a run waits for its data, and what to do about it.
+    """Logs how much of the time a run waits for data, and what to do about it.
 
     Args:
         dataset_opt: Completed options of the training set.
-        shares: GPUs, or processes without one, that have their loader processes on these cores.
-        decoded: Gives how many images are in the set's caches and how many there are; None if it
-            has no cache.
+        shares: GPUs (or processes, without GPUs) whose loader processes share these cores.
+        decoded: Returns the number of cached images and of all images; None without a cache.
     """
 
     def __init__(
@@ -33,8 +32,8 @@ class DataWait:
         self._shares = shares
         self._cache_off = dataset_opt['cache'] in ('off', False)
         self._decoded = decoded
-        self._seen = 0  # images in the caches when it was looked last
-        self._is_start = True  # in which workers are started
+        self._seen = 0  # images in the caches at the last report
+        self._is_start = True  # the first interval includes the start of the workers
         self._said, self._said_at = '', 0
         self._begin()
 
@@ -42,13 +41,13 @@ class DataWait:
         self._count, self._waiting, self._total = 0, 0.0, 0.0
 
     def record(self, waiting: float, total: float) -> None:
-        """Count an iteration: seconds spent waiting for its batch, and in all."""
+        """Add an iteration: seconds spent waiting for its batch, and in total."""
         self._count += 1
         self._waiting += waiting
         self._total += total
 
     def report(self, current_iter: int) -> None:
-        """Log a line if there is something new to say of the iterations since the last call."""
+        """Log a line if the advice for the iterations since the last call is new."""
         if self._count < _AT_LEAST:
             return
         share = self._waiting / self._total
@@ -63,7 +62,7 @@ class DataWait:
             return
         cores = len(usable_cores())
         text = advice(self._workers, self._shares, cores, self._cache_off, decoded, filling)
-        kind = text.partition('(')[0]  # numbers alone are nothing new
+        kind = text.partition('(')[0]  # a mere change of numbers is not new
         if kind != self._said or current_iter >= self._said_at + _SAID_AGAIN_AFTER:
             self._said, self._said_at = kind, current_iter
             logger.info('Waiting for data %.0f %% of the time: %s', 100 * share, text)
@@ -77,15 +76,15 @@ def advice(
     decoded: tuple[int, int] | None,
     filling: bool,
 ) -> str:
-    """What makes a training set faster. Numbers that change stand in brackets, at the end.
+    """How to speed up data loading. Numbers that vary stand in brackets, at the end.
 
     Args:
         workers: ``num_worker_per_gpu``.
-        shares: GPUs on this machine, or processes without one, that each have so many.
-        cores: Of this machine.
-        cache_off: Whether the option file wants no decoded images to be kept.
-        decoded: Images in the caches, and of how many; None without cache.
-        filling: Whether their number grows.
+        shares: GPUs (or processes, without GPUs) on this machine, each with that many workers.
+        cores: Cores of this machine.
+        cache_off: Whether the option file disables the cache of decoded images.
+        decoded: Number of cached images and of all images; None without a cache.
+        filling: Whether the cache is still being filled.
     """
     if cache_off:
         return 'switch datasets.train.cache on: images are decoded each time'

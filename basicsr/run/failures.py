@@ -1,6 +1,6 @@
-"""Explains failures that PyTorch and the system report in their own terms.
+"""Explain out-of-memory errors, a full /dev/shm and killed DataLoader workers to the user.
 
-Out of memory, /dev/shm full, a loader process killed: what happened, and which options to change.
+Low-level errors of PyTorch and the system become a message that names the options to change.
 """
 
 import errno
@@ -16,7 +16,7 @@ from basicsr.utils.text import sizeof_fmt
 _SHARED_MEMORY = Path('/dev/shm')
 _NUMBERS = {signal.strsignal(number): number for number in signal.valid_signals()}
 _SENT = [getattr(signal, name, None) for name in ('SIGTERM', 'SIGINT', 'SIGHUP', 'SIGUSR1')]
-# Of torch on CPUs and GPUs, cuBLAS and cuDNN, numpy, and OpenCV.
+# Out-of-memory messages of torch on CPUs and GPUs, cuBLAS, cuDNN, numpy, and OpenCV.
 _NO_MEMORY = re.compile(
     r"out of memory|can't allocate memory|_STATUS_ALLOC_FAILED|Unable to allocate [\d.]+ \w*B|"
     r'Insufficient memory|Cannot allocate memory',
@@ -40,7 +40,7 @@ _ALONE = (
 
 
 def explain(error: BaseException | None, phase: str = 'step') -> str | None:
-    """What to tell the user of an error that is a matter of memory or processes; else None.
+    """Explain an error caused by lack of memory or a killed worker; else return None.
 
     Args:
         phase: What the process was doing, see ``progress.note``.
@@ -60,7 +60,7 @@ def explain(error: BaseException | None, phase: str = 'step') -> str | None:
 
 
 def why_worker_died(error: BaseException | None) -> str | None:
-    """What to tell the user if a loader process ended without a Python error; else None."""
+    """Explain the death of a loader process without a Python error; else return None."""
     if (dead := dead_worker(error)) is None:
         return None
     pid, name = dead
@@ -93,7 +93,7 @@ def _is_shared_memory_full(error: BaseException) -> bool:
         return False
     if '</torch_' in text or 'shared memory' in text:
         return True
-    # A semaphore of a queue to a loader process: it has no file name.
+    # A semaphore of a worker's queue, whose error has no file name.
     frames = traceback.extract_tb(error.__traceback__)
     return getattr(error, 'errno', None) == errno.ENOSPC and any(
         'multiprocessing' in Path(frame.filename).parts for frame in frames[-1:]

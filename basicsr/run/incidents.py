@@ -1,6 +1,6 @@
-"""What happens when the numbers of a training go wrong: ``train.on_nonfinite``.
+"""Handle NaN and infinite losses or gradients: stop, skip or roll back (``train.on_nonfinite``).
 
-Going back to a checkpoint and on with later samples is what was done against spikes of the loss by
+Returning to a checkpoint and skipping samples is the remedy for loss spikes of
 Aakanksha Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022),
 https://arxiv.org/abs/2204.02311, sec. 5.1.
 """
@@ -30,16 +30,16 @@ from basicsr.utils.logger import get_env_info
 
 logger = logging.getLogger(__name__)
 
-MOST_FILES = 20  # incidents that a rank keeps in a run
-MOST_IN_A_ROW = 10  # iterations of which a step is left out
-MOST_ROLLBACKS = 3  # to one checkpoint
-# A logged loss so many times the median of the last ones, of which there must be enough, is told.
+MOST_FILES = 20  # incident files that each rank keeps per run
+MOST_IN_A_ROW = 10  # consecutive iterations with a skipped step
+MOST_ROLLBACKS = 3  # to the same checkpoint
+# Warn if a logged loss is _SPIKE times the median of the _LAST ones, given at least _ENOUGH.
 _SPIKE, _LAST, _ENOUGH = 10, 100, 20
 _TEXTS = ('lq_path', 'gt_path', 'recipe')
 
 
 class RollBack(Exception):
-    """Asks for a training from the last checkpoint on, with samples from a number on."""
+    """Requests a rollback to a checkpoint, continuing with a later sample."""
 
     def __init__(self, checkpoint: str, samples: int):
         super().__init__(checkpoint, samples)
@@ -49,7 +49,7 @@ class RollBack(Exception):
 
 @dataclass
 class _Iteration:
-    """All that an incident's file would need; tensors are where they are."""
+    """Everything that an incident file would need; tensors stay on their device."""
 
     number: int
     samples_seen: int
@@ -61,15 +61,15 @@ class _Iteration:
 
 
 class Guard:
-    """Looks after each iteration at the numbers of the one before, which the device has ready.
+    """Checks after each iteration the previous one, whose values no longer need synchronization.
 
-    Every rank has one, and they agree.
+    Every rank has a guard, and all make the same decisions.
 
     Args:
-        model: The model that is trained.
-        writer: Of the run's scalars, closed before a rollback.
-        start_iter: Iterations that were made before.
-        begin: The training state that the run is to begin with, if any.
+        model: The trained model.
+        writer: Writer for the run's scalars, closed before a rollback.
+        start_iter: Iterations completed before this start.
+        begin: The training state given in the options, if any.
     """
 
     def __init__(self, model: Any, writer: Any, start_iter: int = 0, begin: str | None = None):
@@ -79,7 +79,7 @@ class Guard:
         self._stepper = model.stepper
         self.folder = Path(model.opt['path']['experiments_root']) / 'incidents'
         self._pending: deque[_Iteration] = deque()
-        # Such as masks with -inf, which stay so.
+        # Non-finite from the start, such as masks with -inf.
         self._not_finite = {
             (name, key)
             for name, net in model.trained_networks().items()
@@ -90,11 +90,11 @@ class Guard:
         self._told: set[str] = set()
 
     def note(self, current_iter: int, data: Mapping[str, Any]) -> None:
-        """Take down an iteration that has been made with a batch, and look at the one before.
+        """Record a completed iteration and its batch, and check the previous one.
 
         Raises:
             RollBack: With the policy 'rollback'.
-            FloatingPointError: With 'stop', or where another policy has been of no help.
+            FloatingPointError: With 'stop', or if another policy did not help.
         """
         model, found = self.model, self._found()
         batch = {name: getattr(model, name, None) for name in model.batch_tensors}
@@ -117,7 +117,7 @@ class Guard:
         self._look(keep=1)
 
     def check(self) -> None:
-        """Look at all iterations and at the weights, before these are saved or scored."""
+        """Check all iterations and the weights before these are saved or scored."""
         self._look(keep=0)
         for name, net in self.model.trained_networks().items():
             finite = [
@@ -132,12 +132,12 @@ class Guard:
                 )
 
     def note_losses(self, current_iter: int, losses: Mapping[str, float]) -> None:
-        """Say which of the logged losses has jumped."""
+        """Warn of spikes in the logged losses."""
         for name, value in losses.items():
             last = self._logged.setdefault(name, deque(maxlen=_LAST))
             median = statistics.median(last) if len(last) >= _ENOUGH else 0.0
             jumped = name.startswith('l_') and 0 < _SPIKE * median < value < math.inf
-            if jumped and name not in self._told:  # once, until it has come down
+            if jumped and name not in self._told:  # warn once per spike
                 logger.warning(
                     'Iteration %d: %s is %.3e, %.0f times the median of its last %d logged values.',
                     *(current_iter, name, value, value / median, len(last)),
@@ -147,9 +147,9 @@ class Guard:
                 last.append(value)
 
     def _found(self) -> dict[str, Tensor]:
-        """What the steps of an iteration have noted, on its way to main memory."""
+        """The flags of an iteration's steps, being copied to the CPU."""
         found = self._stepper.take()
-        if not found and self._stepper.amp != 'fp16':  # a step of the user's own
+        if not found and self._stepper.amp != 'fp16':  # a user's own training step
             losses = [value for value in self.model.log_dict.values() if isinstance(value, Tensor)]
             if losses:
                 bad = torch.stack([loss.isfinite().all() for loss in losses]).all().logical_not_()
@@ -171,7 +171,7 @@ class Guard:
         losses = {k: float(v) for k, v in means.items() if not k.startswith('grad_norm_')}
         broken = [name for name, value in losses.items() if not math.isfinite(value)]
         broken += [f'the gradient of {k}' for k, v in step.found.items() if k and v[1]]
-        # A rank whose own losses are finite keeps its batch only if that is so of all ranks.
+        # A rank with finite losses keeps its batch only if all ranks have finite losses.
         is_own = any(not math.isfinite(value) for value in losses.values())
         of_some = any(value[0] for value in step.found.values())
         file = self._write(step, losses, broken) if is_own or not of_some else None
@@ -202,9 +202,9 @@ class Guard:
         self._end(f'{what}. {_advice(self._stepper.policy)}{kept}')
 
     def _end(self, message: str) -> NoReturn:
-        """End the run on all ranks, when what was handed over has been written.
+        """End the run on all ranks, after pending files have been written.
 
-        The first rank that ends has all others ended.
+        The launcher kills all others as soon as the first rank exits.
         """
         if self.model.saver is not None:
             self.model.saver.close()
@@ -225,22 +225,22 @@ class Guard:
         raise RollBack(newest, step.samples_seen)
 
     def _newest_checkpoint(self) -> str:
-        """The training state to go back to, '' without any.
+        """The training state to roll back to, or ''.
 
-        One that a signal has added does not count: going back to it would make another run than
-        one that has met no signal. Nor does what the folder had before this run.
+        States added by a signal do not count: rolling back to one would give a different run than
+        one without the signal. States in the folder from before this run do not count either.
         """
         path = self.model.opt['path']
         begin, own = path['resume_state'], numbered_states(path['training_states'])
         if begin and Path(begin).resolve().parent != Path(path['training_states']).resolve():
             own = [state for state in own if int(state.stem) > self._start_iter]
         regular = [state for state in own if self.model.checkpoints.is_regular(state)]
-        if not regular:  # by these options; others may have been those of before
+        if not regular:  # under the current options; the options may have changed since
             regular = [state for state in own if load_checkpoint(state).get('regular', True)]
         return str(regular[-1] if regular else self._begin or '')
 
     def _write(self, step: _Iteration, losses: dict[str, float], broken: list[str]) -> Path | None:
-        """Keep the batch of an iteration in a file, unless there are enough of them."""
+        """Write the batch of an iteration to a file, unless there are ``MOST_FILES``."""
         rank, world_size = get_dist_info()
         count = len(next(iter(step.batch.values()), ()))
         first = step.samples_seen - count * world_size + rank
@@ -267,11 +267,11 @@ class Guard:
 
 
 def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None:
-    """Train, and whenever the guard asks for it, again from the last checkpoint on.
+    """Train, and restart from the last checkpoint whenever the guard requests a rollback.
 
     Args:
-        train: Called with the options, and the number of the sample to go on with, or None for the
-            one of the checkpoint.
+        train: Called with the options and the number of the sample to continue with; None
+            continues with that of the checkpoint.
         opt: The complete options.
     """
     counts: Counter[str] = Counter()
@@ -292,13 +292,13 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
         )
         own = {**deepcopy(opt), 'auto_resume': False}
         own['path']['resume_state'] = checkpoint
-        gc.collect()  # the model and the loader of before are gone
+        gc.collect()  # free the previous model and loader
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def _numbers(net: torch.nn.Module) -> dict[str, Any]:
-    """Its parameters and buffers that may be something else than finite, this rank's part."""
+    """The floating-point parameters and buffers of a network, as this rank's shard."""
     tensors: list[tuple[str, Any]] = [*net.named_parameters(), *net.named_buffers()]
     return {k: getattr(t, 'to_local', t.detach)() for k, t in tensors if t.is_floating_point()}
 
@@ -312,7 +312,7 @@ def _on_any_rank(flag: Tensor) -> Tensor:
 
 
 def _advice(policy: str) -> str:
-    """What to do where a policy has ended the run; a resume would keep the learning rate."""
+    """Advice when a policy has ended the run; a resume would keep the learning rate."""
     anew = 'Begin a new run with a lower learning rate (path.pretrain_network_g: the last weights)'
     if policy == 'stop':
         return f'{anew}, or go on (--auto_resume) with train.on_nonfinite: skip or rollback.'

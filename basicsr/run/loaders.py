@@ -1,4 +1,4 @@
-"""The data loaders of a run, and the order in which they give samples."""
+"""Build the datasets, samplers and data loaders of a training run."""
 
 import logging
 import math
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Loaders:
-    """The loaders of a training.
+    """The loaders of a training run.
 
     Attributes:
-        train: Endless.
-        sampler: Its sampler; of an IterableDataset, the stream of its samples.
-        val: Of the validation sets.
-        schedule: The batches of all ranks.
-        samples_before: Samples that the run had seen before it resumed.
+        train: The training loader; it never ends.
+        sampler: The training sampler; for an IterableDataset, its sample stream.
+        val: The loaders of the validation sets.
+        schedule: Batch and crop sizes of all ranks, step by step.
+        samples_before: Training samples seen before the run resumed.
     """
 
     train: Any
@@ -41,7 +41,7 @@ class Loaders:
     samples_before: int
 
     def epoch(self, samples: int) -> int:
-        """The epoch after so many samples, counted from 0."""
+        """The epoch after ``samples`` samples, counted from 0."""
         return samples // self.sampler.total_size
 
 
@@ -62,7 +62,7 @@ def build_loaders(opt: dict, resume_state: Mapping[str, Any] | None = None) -> L
 
 
 def schedule_of_all_ranks(opt: dict) -> Schedule:
-    """The batches that all processes together take, step by step."""
+    """The schedule of batches over all processes, step by step."""
     gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * opt['world_size']
     return Schedule(opt['datasets']['train'], opt['manual_seed'], gpus)
 
@@ -125,12 +125,12 @@ def _log_statistics(opt: dict, dataset: Any, sampler: Any, schedule: Schedule) -
 
 
 def _listed(values: Any) -> str:
-    """The values of one stage of the training after the other."""
+    """The values of the training stages, in order."""
     return ', '.join(map(str, values))
 
 
 def _warn_of_another_batch(size: int, before: int | None) -> None:
-    """Say that a resumed run has another batch than it had, as with another number of GPUs."""
+    """Warn if the global batch size of a resumed run has changed, e.g. with the number of GPUs."""
     if before is not None and before != size:
         logger.warning(
             'Resume: %d samples per iteration, and %d before. datasets.train.batch_size_total: %d '
@@ -140,7 +140,7 @@ def _warn_of_another_batch(size: int, before: int | None) -> None:
 
 
 def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
-    """The batches of the loader, copied ahead to the GPU with ``prefetch_mode: cuda``."""
+    """The batches of the loader, prefetched to the GPU with ``prefetch_mode: cuda``."""
     dataset_opt = opt['datasets']['train']
     batches = CPUPrefetcher(train_loader)
     if dataset_opt['prefetch_mode'] == 'cuda':
@@ -155,11 +155,11 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
 def create_train_val_dataloader(
     opt: dict, logger: Any, resume_state: Mapping[str, Any] | None = None
 ) -> tuple[Any, Any, list, int, int]:
-    """As ``build_loaders``, in the form of BasicSR 1.x.
+    """``build_loaders`` with the interface of BasicSR 1.x.
 
     Returns:
-        The endless training loader, its sampler, the validation loaders, and how many epochs and
-        iterations the run has.
+        The endless training loader, its sampler, the validation loaders, and the total numbers of
+        epochs and iterations.
     """
     loaders, total_iter = build_loaders(opt, resume_state), opt['train']['total_iter']
     epochs = math.ceil(loaders.schedule.samples(total_iter) / loaders.sampler.total_size)

@@ -1,4 +1,4 @@
-"""What stands beside the training loop: timers, log lines, the guard, and signals to stop."""
+"""Supervise the training loop: timing, logging, non-finite values, preemption, final plots."""
 
 import datetime
 import functools
@@ -35,20 +35,20 @@ logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Watches over one training.
+    """Supervises one training run.
 
     Args:
-        model: What is trained; it is given what it needs of the run.
-        loaders: Where the batches come from.
-        preemption: Tells of signals to stop.
-        start_iter: Iterations that were made before.
-        begin: The training state that the run was to begin with, if any.
-        epoch: Of the last iteration that was made before.
+        model: The trained model; its ``saver`` and ``noticed_signal`` are set here.
+        loaders: The loaders of the run.
+        preemption: Reports signals to stop.
+        start_iter: Iterations completed before this start.
+        begin: The training state given in the options, if any.
+        epoch: Epoch of the last completed iteration.
 
     Attributes:
-        writer: Of the run's scalars.
-        epoch: Of the iteration, counted from 0.
-        stop: The signal to stop for after this iteration, 0 without.
+        writer: Writer for the scalars of the run.
+        epoch: Epoch of the current iteration, counted from 0.
+        stop: The signal to stop after this iteration, or 0.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Monitor:
         self._begun = time.perf_counter()
 
     def iterations(self) -> Iterator[tuple[int, dict]]:
-        """The numbers of the iterations to make, and their batches.
+        """Yield the remaining iterations and their batches.
 
-        With a progress bar if rank 0 runs on a terminal.
+        Rank 0 shows a progress bar on a terminal.
         """
         opt, first = self.model.opt, self._start_iter + 1
         total_iter = opt['train']['total_iter']
@@ -93,7 +93,7 @@ class Monitor:
         note('start', first)
         self.batches = prefetch(self.loaders.train, opt)
         self._preemption.is_stepping = True
-        # The iterations come first: after the last step no batch is asked for.
+        # The iterations come first in zip, so no batch is requested after the last step.
         for current_iter, data in zip(bar, self.batches, strict=False):
             self._data_timer.record()
             self.epoch = self.loaders.epoch(self.model.samples_seen)
@@ -107,17 +107,17 @@ class Monitor:
         self._preemption.is_stepping = False
 
     def record(self, current_iter: int, data: dict) -> None:
-        """Count an iteration that has been made, and log what is due.
+        """Record a completed iteration, and log if due.
 
         Raises:
-            RollBack, FloatingPointError: Its losses or gradients were not finite.
+            RollBack, FloatingPointError: Losses or gradients were non-finite.
         """
         self._guard.note(current_iter, data)
         self._iter_timer.record()
         waited, took = (t.get_current_time() for t in (self._data_timer, self._iter_timer))
         self._data_wait.record(waited, took)
         if current_iter == self._start_iter + 1:
-            # The first step also starts workers and chooses kernels.
+            # Exclude the first step, which also starts workers and selects kernels.
             self._log_line.reset_start_time()
         if current_iter % self._print_freq == 0:
             self._log(current_iter)
@@ -142,13 +142,13 @@ class Monitor:
         self.loaders.train.dataset.bad_images.report()
 
     def check(self) -> None:
-        """Look at all iterations and at the weights, before these are saved or scored."""
+        """Check all iterations and the weights for non-finite values before saving or scoring."""
         self._guard.check()
 
     def end_early(self, current_iter: int, number: int) -> NoReturn:
-        """Leave the program, as a signal asks for, when the state of an iteration is written."""
+        """Exit after a signal to stop, once the state of the iteration has been written."""
         self.close()
-        barrier()  # where one rank ends, its launcher ends the others
+        barrier()  # as soon as one rank exits, the launcher kills the others
         leave(current_iter, number)
 
     def say_time(self) -> None:
@@ -158,13 +158,13 @@ class Monitor:
         logger.info('End of training. Time consumed: %s%s', elapsed, since)
 
     def close(self) -> None:
-        """Wait until all that was handed over has been written."""
+        """Wait until all pending checkpoints and scalars have been written."""
         self.model.saver.close()
         self.writer.close()
 
 
 def _start_run(model: Any, start_iter: int) -> ScalarWriter:
-    """Make the folders of the run, open its log file, and return its writers."""
+    """Create the folders of the run, open its log file, and return its scalar writer."""
     opt = model.opt
     path = opt['path']
     barrier()  # no rank is still reading what rank 0 is about to move or remove
@@ -179,7 +179,7 @@ def _start_run(model: Any, start_iter: int) -> ScalarWriter:
         model.drop_later_files(start_iter)
         model.checkpoints.prune(path['training_states'], start_iter)
     note_launcher(path['experiments_root'])
-    barrier()  # none writes before that is done
+    barrier()  # no rank writes before this is done
     if opt['rank'] == 0:
         copy_opt_file(opt['option_file'], path['experiments_root'])
     log_file = Path(path['log']) / f'train_{opt["name"]}_{get_time_str()}.log'
@@ -188,7 +188,7 @@ def _start_run(model: Any, start_iter: int) -> ScalarWriter:
 
 
 def draw_results(model: Any) -> None:
-    """Write the curves of the run and its last validation images, and say where all is."""
+    """Plot the curves of the run and its last validation images, and log where the results are."""
     if model.opt['rank'] > 0:
         return
     folder = Path(model.opt['path']['experiments_root'])

@@ -1,4 +1,4 @@
-"""Checks of an option file that need the classes it names, and what these have read of it."""
+"""Validate an option file against the signatures of its classes, and find unused options."""
 
 import difflib
 import logging
@@ -26,11 +26,11 @@ _LOSSES = ('pixel_opt', 'perceptual_opt', 'gan_opt', 'ldl_opt')
 
 
 def check_components(opt: dict) -> None:
-    """Compare every component of the options with the signature of its class, before any is built.
+    """Check every component of the options against the signature of its class before building.
 
     Raises:
-        OptionError: All that is wrong, one line each: unknown names, arguments that a class does
-            not take, and arguments that it needs.
+        OptionError: All mistakes, one line each: unknown names, unexpected arguments, and missing
+            arguments.
     """
     _raise(
         f'{place_of(opt, *path)}: {problem}'
@@ -86,13 +86,13 @@ def _unknown_name(registry: Registry, name: str) -> list[str]:
 
 
 def check_unread(opt: dict) -> None:
-    """Report what no part of the run has read, once all of them are built.
+    """Report options that nothing has read, once all components have been built.
 
-    A key that nearly spells one that is read, in a section of a class of this package, is refused,
-    and with ``strict_options: all`` each of them; the others are named in one warning.
+    A likely misspelling in a section of a class of this package is an error, as is every unread
+    key with ``strict_options: all``; the remaining unread keys are listed in one warning.
 
     Raises:
-        OptionError: All keys that are refused, one line each.
+        OptionError: All rejected keys, one line each.
     """
     if not isinstance(opt, OptionSection):
         return
@@ -115,7 +115,7 @@ def check_unread(opt: dict) -> None:
 
 
 def _near(key: str, section: OptionSection, table: type[Section]) -> list[str]:
-    """The key that an unknown one nearly spells, if there is such a one."""
+    """The known key that an unknown key most likely misspells, if any."""
     if key in table.known():
         return []
     known = (section.asked | table.known()) - {key}
@@ -127,9 +127,9 @@ def _near(key: str, section: OptionSection, table: type[Section]) -> list[str]:
 def _sections(
     opt: OptionSection,
 ) -> Iterator[tuple[OptionSection, type[Section], tuple[str, bool]]]:
-    """Each section, its table, and the class that reads it: its name, and whether it is a user's.
+    """Each section, its table, and the class that reads it: name, and whether it is a user's.
 
-    What is read only when a run starts to log is left out.
+    Sections that are read only when a run starts to log are skipped.
     """
     table = TrainingOptions if opt['is_train'] else TestOptions
     model = opt['model_type'], MODEL_REGISTRY.is_users(opt['model_type'])

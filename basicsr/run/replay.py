@@ -1,7 +1,7 @@
-"""Making the step of a kept batch again: ``basicsr replay experiments/NAME/incidents/FILE.pt``.
+"""Replay a non-finite step to debug it: ``basicsr replay experiments/NAME/incidents/FILE.pt``.
 
-The folder of a run may come from a stranger: it gives the batch and the weights. Which code is
-imported is said by the option file on the command line alone.
+The folder of a run may be untrusted: only batch and weights are read from it. Which code is
+imported is decided only by the option file on the command line.
 """
 
 import sys
@@ -20,8 +20,8 @@ from basicsr.utils.rng import seed_all
 
 from .program import prepare
 
-_NAMED = 5  # layers and parameters of each kind
-# Of a step: what makes no other numbers, or would hide where these come from.
+_NAMED = 5  # maximum number of layers and of parameters to list
+# Options of a step that do not change its values, or would hide where they come from.
 _LEFT_OUT = ('compile', 'checkpoint_activations', 'sharding', 'clip_grad_norm', 'clip_grad_value')
 
 
@@ -32,13 +32,13 @@ def replay(
     root_path: Path,
     force_yml: Sequence[str] = (),
 ) -> list[str]:
-    """Make the step of an incident, and say in lines which numbers are not finite.
+    """Replay the step of an incident, and report in lines which values are non-finite.
 
     Args:
         incident: File in ``experiments/NAME/incidents``.
-        option_file: The one of the run, with which ``force_yml`` is as in the training.
-        weights: Of ``net_g``; default: the last checkpoint before the incident, else those that the
-            run began with.
+        option_file: The option file of the run, to be used with its ``force_yml``.
+        weights: Weights of ``net_g``; default: the last checkpoint before the incident, else the
+            weights that the run started from.
         root_path: Parent of ``experiments/``.
     """
     content, path = load_checkpoint(incident), Path(incident).resolve()
@@ -75,7 +75,7 @@ def replay(
     lines += [f'{name}: {value:.4e}' for name, value in model.get_current_log().items()]
     found = _first('layers whose output is not finite', layers)
     for name, net in networks.items():
-        # The backward pass comes to the last layers first.
+        # The backward pass reaches the last layers first.
         reached = reversed([(n, p.grad) for n, p in net.named_parameters() if p.grad is not None])
         bad = [f'{name}.{n}' for n, gradient in reached if not gradient.isfinite().all()]
         found += _first('parameters whose gradient is not finite, from the last one on', bad)
@@ -98,7 +98,7 @@ def _is_incident(content: Any) -> bool:
 
 
 def _build(opt: dict, folder: Path, content: dict, weights: str | None) -> tuple[Any, str]:
-    """The model of a run as it was before an incident, and what its weights are called."""
+    """The model of a run before an incident, and a description of its weights."""
     opt = deepcopy(opt)
     opt['manual_seed'] = content['manual_seed']
     opt['train'].update(dict.fromkeys(_LEFT_OUT), amp=content['amp'], on_nonfinite='stop')
@@ -115,7 +115,7 @@ def _build(opt: dict, folder: Path, content: dict, weights: str | None) -> tuple
 
 
 def _watch_layers(label: str, net: nn.Module, found: list[str]) -> None:
-    """Note in ``found``, in the order of the forward pass, layers whose output is not finite."""
+    """Append layers with non-finite output to ``found``, in the order of the forward pass."""
 
     def look(name: str, layer: nn.Module, output: Any) -> None:
         for tensor in output if isinstance(output, tuple | list) else [output]:

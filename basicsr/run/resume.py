@@ -1,4 +1,4 @@
-"""Which training state a run goes on from."""
+"""Choose and load the training state to resume from: --auto_resume, resume_state, rollbacks."""
 
 import logging
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, Any] | None]:
-    """The training state to resume from, if any, and options that name it and its networks.
+    """Load the training state to resume from, if any; returns options with its paths, and it.
 
-    ``--auto_resume`` takes the newest whole state of this experiment, as does a run that torchrun
-    has started again; else, and for a rollback, ``path.resume_state`` counts.
+    ``--auto_resume`` or a restart by torchrun takes the newest intact state of this experiment;
+    otherwise, and for a rollback, ``path.resume_state`` applies.
 
     Args:
         first_sample: After a rollback, the sample to continue with.
@@ -48,7 +48,7 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
 
 
 def load_resume_state(opt: dict) -> dict[str, Any] | None:
-    """As ``resume``, in the form of BasicSR 1.x: ``opt`` itself is changed."""
+    """``resume`` with the interface of BasicSR 1.x, which modifies ``opt`` in place."""
     resumed, state = resume(opt)
     opt.update(resumed)
     return state
@@ -57,15 +57,15 @@ def load_resume_state(opt: dict) -> dict[str, Any] | None:
 def choose_state(
     opt: Mapping[str, Any], cause: str | None = None
 ) -> tuple[str, dict[str, Any]] | None:
-    """The state to go on from, if any, and its file: rank 0 decides, and every rank calls it.
+    """The file and content of the state to resume from, if any; every rank calls it, 0 decides.
 
     Args:
-        cause: Why to take the newest state of the experiment that is whole, such as the flag
-            --auto_resume. Without it, or without such a state, ``path.resume_state`` counts.
+        cause: Why to take the newest intact state of the experiment, such as the flag
+            --auto_resume. Without it, or without such a state, ``path.resume_state`` applies.
 
     Raises:
-        FileNotFoundError, ValueError: The state that is asked for, or every state of the
-            experiment, is damaged or lacks a network.
+        FileNotFoundError, ValueError: The requested state, or every state of the experiment, is
+            damaged or lacks a network.
     """
     found: Any = None
     if get_dist_info()[0] == 0:

@@ -1,8 +1,8 @@
-"""Ends a run of several processes that no longer gets on, and says which of them is to blame.
+"""Watchdog for hangs in distributed training: ends a stalled run and names the rank at fault.
 
-A process that hangs makes all others wait in their next collective operation, for ever or until a
-timeout that names nobody. So a thread in each process tells the others, through the store by which
-they found each other, how far the process is. Rank 0 watches all; the others watch rank 0.
+When one process hangs, all others block in their next collective operation, forever or until a
+timeout that does not name the culprit. So a thread in each process reports its progress through
+the process group's TCP store. Rank 0 watches all ranks; the others watch rank 0.
 """
 
 import datetime
@@ -31,21 +31,21 @@ from basicsr.utils.text import some
 logger = logging.getLogger(__name__)
 
 HANG_STATUS = 3  # the exit status of processes that a watchdog ends
-_LAST_MOMENT = 60.0  # seconds for an orderly end, before the process is ended in any case
-_FIRST_STEPS = 2  # one may be made ahead of a GPU
-# Where the main thread of a process is that waits for the others.
+_LAST_MOMENT = 60.0  # seconds for an orderly shutdown before the process is killed
+_FIRST_STEPS = 2  # the host may run one step ahead of a GPU
+# Files in which the main thread is while it waits for other ranks.
 _WAITING = ('torch/distributed/', 'torch/autograd/graph.py')
 
 
 @dataclass
 class Report(Progress):
-    """What a process says of itself.
+    """The progress report of a process.
 
     Attributes:
         rank, who: Its rank, host and process id.
-        beat: Counts the reports: a process whose reports end is stopped, dead or cut off.
-        place: Where its main thread is: file, line and function.
-        waits: Whether that is inside a collective operation.
+        beat: Heartbeat counter: a process that stops reporting is stopped, dead or disconnected.
+        place: File, line and function of its main thread.
+        waits: Whether the main thread is inside a collective operation.
     """
 
     rank: int = 0
@@ -60,7 +60,7 @@ class Report(Progress):
 
 
 _watchdog: 'Watchdog | None' = None
-_rank = 0  # of this process, also when it has left the process group
+_rank = 0  # of this process, still valid after it has left the process group
 
 
 def _own_report(beat: int = 0) -> Report:
@@ -71,10 +71,10 @@ def _own_report(beat: int = 0) -> Report:
 
 
 def start(timeout: float) -> None:
-    """Watch the processes of the process group from now on.
+    """Start watching the processes of the process group.
 
     Args:
-        timeout: Seconds without progress of any process after which the run is ended.
+        timeout: Seconds without any progress after which the run is ended.
     """
     global _watchdog
     if _watchdog is None and dist.is_initialized() and dist.get_world_size() > 1:
@@ -83,18 +83,18 @@ def start(timeout: float) -> None:
 
 
 def stop() -> None:
-    """Watch no longer but for the end of this process, which shall not take longer either."""
+    """Stop watching, but still end this process if its shutdown exceeds the timeout."""
     global _watchdog
     if _watchdog is not None:
         _watchdog.stopped.set()
-        _watchdog.join(1)  # it may wait for a store that is gone
+        _watchdog.join(1)  # it may block on a store that is gone
         faulthandler.dump_traceback_later(_watchdog.timeout + _LAST_MOMENT, exit=True)
         threading.Thread(target=_end_late, args=(_watchdog.timeout,), daemon=True).start()
         _watchdog = None
 
 
 def _end_late(timeout: float) -> None:
-    """End this process if it still runs after a time, as in a handler of ``atexit``."""
+    """End this process if it is still running after a timeout, e.g. in an ``atexit`` handler."""
     time.sleep(timeout)
     report = _own_report()
     logger.error('%s. Its training is over, and it has not ended for %g s.', report, timeout)
@@ -110,21 +110,21 @@ def _show_stacks() -> None:
 
 def _exit(status: int) -> NoReturn:
     for worker in multiprocessing.active_children():
-        worker.kill()  # one that hangs would outlive this process
+        worker.kill()  # a hanging worker would outlive this process
     os._exit(status)
 
 
 def tell_of_failure(error: BaseException) -> bool:
-    """Tell the other processes that this one ends by an error; from then on it cannot hang.
+    """Notify the other processes that this one failed; from then on it counts as ended, not hung.
 
     Returns:
-        Whether the error follows from what happened to another process, which has been logged.
+        Whether the error was caused by another process, whose failure has been logged.
     """
     return _watchdog is not None and _watchdog.tell_of_failure(error)
 
 
 class Watchdog(threading.Thread):
-    """The thread of one process: it reports, watches, and ends the process.
+    """The watchdog thread of a process: reports progress, watches other ranks, ends the process.
 
     Args:
         timeout: See ``start``.
@@ -140,8 +140,8 @@ class Watchdog(threading.Thread):
         self.interval = min(timeout / 20, 1.0)
         self._beat = 0
         self._reports: dict[int, Report] = {}
-        self._moved: dict[int, float] = {}  # when the report of a rank had last got on
-        self._beaten: dict[int, float] = {}  # when it last came
+        self._moved: dict[int, float] = {}  # time of a rank's last progress
+        self._beaten: dict[int, float] = {}  # time of its last report
         self.verdict: dict[str, Any] | None = None
         self._answered = time.monotonic()
         self._store = self._connect()
@@ -149,7 +149,7 @@ class Watchdog(threading.Thread):
     @property
     def limit(self) -> float:
         """Seconds without progress after which the run is ended."""
-        # In its first steps this process may wait for another one that has made none.
+        # In its first steps this process may wait for one that has not completed any.
         starts = current.phase == 'start' or (
             current.phase == 'step' and current.steps <= _FIRST_STEPS
         )
@@ -157,24 +157,24 @@ class Watchdog(threading.Thread):
 
     @property
     def patience(self) -> float:
-        """As ``limit``, but less than the timeout of operations, which names nobody."""
+        """Like ``limit``, but below the timeout of collectives, which does not name the culprit."""
         return self.limit - 3 * self.interval
 
     def _connect(self) -> Store:
-        """A connection of our own: one thread's request would block another's."""
+        """A separate connection, because a request of one thread blocks those of others."""
         host, port = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])
         wait = datetime.timedelta(seconds=5)
         tcp_store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - it is documented
             host, port, is_master=False, wait_for_workers=False, timeout=wait
         )
-        # A store of torchrun's outlives a restart of the processes.
+        # The store of torchrun survives a restart of the processes, so keys must be unique.
         run = [f'watchdog/{os.urandom(8).hex()}']
         dist.broadcast_object_list(run)
         store = PrefixStore(run[0], tcp_store)
         if self.rank == 0:
             store.set('end', '')
         self._say(store)
-        dist.barrier()  # all keys are there
+        dist.barrier()  # all keys have been set
         return store
 
     def _say(self, store: Store) -> None:
@@ -182,11 +182,11 @@ class Watchdog(threading.Thread):
         store.set(f'{self.rank}', json.dumps(asdict(_own_report(self._beat))))
 
     def run(self) -> None:
-        # Requests may never be answered: this thread does not make them.
+        # Store requests may block forever, so a separate thread makes them.
         threading.Thread(target=self._talk, name='watchdog talks', daemon=True).start()
         got_on, notes = time.monotonic(), current.notes
         while not self.stopped.wait(self.interval):
-            # If Python itself hangs, this thread does too; a thread in C does not.
+            # If the interpreter hangs, so does this thread; faulthandler's C thread does not.
             faulthandler.dump_traceback_later(self.timeout + _LAST_MOMENT, exit=True)
             now = time.monotonic()
             if notes != current.notes:
@@ -199,13 +199,13 @@ class Watchdog(threading.Thread):
 
     def _talk(self) -> None:
         while not self.stopped.wait(self.interval):
-            with suppress(RuntimeError):  # the store is gone: a run may get on without it
+            with suppress(RuntimeError):  # the store is gone: a run may continue without it
                 self._say(self._store)
                 self.verdict = self._listen() or self.verdict
                 self._answered = time.monotonic()
 
     def _listen(self) -> dict[str, Any] | None:
-        """Read how far others are; returns the verdict of another process, if there is one."""
+        """Read the reports of other ranks; returns the verdict of another process, if any."""
         ranks = range(self.world_size) if self.rank == 0 else [0]
         end, *texts = self._store.multi_get(['end', *map(str, ranks)])
         now = time.monotonic()
@@ -219,7 +219,7 @@ class Watchdog(threading.Thread):
         return json.loads(end) if end else None
 
     def _judge(self, now: float) -> dict[str, Any] | None:
-        """The verdict, if no other process gets on either."""
+        """The verdict, if no other process makes progress either."""
         if now - self._answered > self.patience - 2 * self.interval:
             host = f'{os.environ["MASTER_ADDR"]}:{os.environ["MASTER_PORT"]}'
             reason = (
@@ -233,7 +233,7 @@ class Watchdog(threading.Thread):
             return None
         reason, ranks = verdict(self._reports, silent, self.limit)
         end = {'reason': reason, 'ranks': ranks, 'judge': self.rank}
-        with suppress(RuntimeError):  # the store went meanwhile
+        with suppress(RuntimeError):  # the store has gone in the meantime
             end = self._publish(end)
         return end
 
@@ -241,33 +241,33 @@ class Watchdog(threading.Thread):
         return [rank for rank, beaten in list(self._beaten.items()) if now - beaten > patience]
 
     def _publish(self, end: dict[str, Any]) -> dict[str, Any]:
-        """Make ``end`` the reason why the run ends, unless there is one; returns the one."""
+        """Publish ``end`` as the reason why the run ends; the first one published is returned."""
         return json.loads(self._store.compare_set('end', '', json.dumps(end)))
 
     def _end(self, reason: str, ranks: list[int], judge: int) -> None:
-        """End this process, as one of its run has failed or hangs.
+        """End this process because a rank of the run has failed or hangs.
 
         Args:
             reason: Why.
-            ranks: Whose stacks are of interest; none after an error, which was shown.
-            judge: The rank that speaks; after an error the one that has failed.
+            ranks: Ranks that dump their stacks; empty after an error, whose traceback was shown.
+            judge: The rank that logs the reason; after an error the one that failed.
         """
-        faulthandler.dump_traceback_later(_LAST_MOMENT, exit=True)  # whatever hangs below
+        faulthandler.dump_traceback_later(_LAST_MOMENT, exit=True)  # in case the code below hangs
         if judge == self.rank and ranks:
             logger.error('%s', reason)
         elif self.rank == 0 and judge != 0:
             logger.warning('The run ends: %s', reason)
         if self.rank in ranks:
             _show_stacks()
-        # torchrun ends all of a host as soon as one ends: each shall have said what it has to say,
-        # and a process that ends by itself shall do so in order.
+        # torchrun kills all processes of a host as soon as one exits: leave time for the others to
+        # log, and for a process that ends by itself to shut down cleanly.
         pause = 3 * self.interval if ranks else min(_LAST_MOMENT / 2, self.timeout)
         if self.stopped.wait(pause):
             return
         _exit(HANG_STATUS if ranks else 1)
 
     def tell_of_failure(self, error: BaseException) -> bool:
-        """See the function of that name."""
+        """See the module-level function."""
         faulthandler.dump_traceback_later(min(_LAST_MOMENT, self.timeout + 10), exit=True)
         own = self._failure(f'rank {self.rank} ({_own_report().who}) {_how_it_ends(error)}')
         try:
@@ -275,14 +275,14 @@ class Watchdog(threading.Thread):
                 end = self.verdict or self._reason_of_silence()
             else:
                 end = self._publish(own)
-                time.sleep(2 * self.interval)  # rank 0 writes it into the log meanwhile
+                time.sleep(2 * self.interval)  # time for rank 0 to log it
         except RuntimeError:  # the store is gone, most likely with rank 0
             end = self.verdict
             if end is None and _is_of_communication(error):
                 end = self._sudden_end([0])
                 logger.error('%s', end['reason'])
         if end and end['ranks']:
-            self.join()  # this thread is about to end the process, with its own status
+            self.join()  # the watchdog thread is about to end the process, with its own status
         return end not in (None, own)
 
     def _failure(self, reason: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class Watchdog(threading.Thread):
         return self._failure(reason)
 
     def _reason_of_silence(self) -> dict[str, Any] | None:
-        """Why a connection was lost: an error of another process, or its sudden end."""
+        """Why a connection was lost: an error in another process, or its sudden death."""
         silence = 4 * self.interval
         begin = time.monotonic()
         while time.monotonic() < begin + 2 * silence:
@@ -323,11 +323,11 @@ def _how_it_ends(error: BaseException) -> str:
 def verdict(
     reports: Mapping[int, Report], silent: Sequence[int], timeout: float
 ) -> tuple[str, list[int]]:
-    """Which ranks keep all others waiting: the message, and the ranks.
+    """Find the ranks that all others wait for; returns the message and the ranks.
 
     Args:
-        reports: The last one of each rank that is known of.
-        silent: Ranks that do not report any more.
+        reports: The latest report of each known rank.
+        silent: Ranks that no longer report.
         timeout: For the message, in seconds.
     """
     blamed = [reports[rank] for rank in silent]
@@ -356,7 +356,7 @@ def _progress(report: Report) -> tuple[int, int]:
 
 
 def _is_of_communication(error: BaseException) -> bool:
-    """Whether another process may be the reason."""
+    """Whether another process may have caused the error."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and '/gloo/' in str(error)
     )
