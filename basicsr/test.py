@@ -1,4 +1,4 @@
-"""Test entry point, restores and scores images: ``python basicsr/test.py -opt FILE``."""
+"""Restore and score images with a trained network: ``python basicsr/test.py -opt FILE``."""
 
 import sys
 from pathlib import Path

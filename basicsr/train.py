@@ -1,4 +1,4 @@
-"""Training entry point and loop: ``python basicsr/train.py -opt options/x.yml``."""
+"""Train a network from an option file: ``python basicsr/train.py -opt options/x.yml``."""
 
 import sys
 from pathlib import Path

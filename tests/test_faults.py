@@ -95,7 +95,7 @@ def test_a_rank_that_hangs_or_dies_ends_all_and_is_named(fork, case, train_opt, 
     assert re.search(r'The run ends: rank 1 \(.*\) has failed: RuntimeError: on purpose', text)
 
     assert (whole['statuses'], goes_on['statuses']) == ([0, 0], [0, 0])
-    assert 'going on from' in goes_on['texts'][0]
+    assert 'resuming from' in goes_on['texts'][0]
     whole, cut = tmp_path / 'experiments/whole', tmp_path / 'experiments/exit'
     for name in ('net_g_latest.pth', 'net_g_6.pth', '6.state'):
         assert differences(checkpoint(whole, name), checkpoint(cut, name)) == []

@@ -80,7 +80,7 @@ def test_torchrun_starts_again_after_a_rank_was_killed(write_both, tmp_path, rep
     flags = ('--standalone', '--nproc_per_node=2')
     agent = torchrun(tmp_path, repository, 'kill', *flags)
     assert agent.wait(LIMIT) == 0, (tmp_path / 'agent_0.txt').read_text()
-    assert 'going on from' in (tmp_path / 'agent_0.txt').read_text()
+    assert 'resuming from' in (tmp_path / 'agent_0.txt').read_text()
     check_that_nothing_was_lost(tmp_path)
 
 

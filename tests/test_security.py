@@ -159,7 +159,7 @@ def test_the_newest_state_and_stored_averages_that_hold_code_are_refused(
         write_averages(folder, [0.1], tmp_path / 'made.pth', None)
     hostile((folder / 'training_states' / '6.state').relative_to(tmp_path), {'iter': 6})
     run(opt, '--auto_resume')
-    assert 'passed over: cannot load' in log_text(folder)
+    assert 'skipped: cannot load' in log_text(folder)
 
 
 @pytest.mark.parametrize('name', ['os:system', 'subprocess:Popen', 'builtins:exec', 'os.path:join'])

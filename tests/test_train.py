@@ -321,7 +321,7 @@ def test_a_drawn_seed_is_that_of_the_resumed_run_too(run, train_opt):
     cut = dict(opt, name='cut', train=dict(opt['train'], total_iter=4))
     run(cut, '--force_yml', f'manual_seed={drawn}')
     resumed = run(dict(opt, name='cut'), '--auto_resume')
-    assert f'manual_seed goes on as {drawn} of the training state' in log_text(resumed)
+    assert f'manual_seed stays {drawn}, as in the training state' in log_text(resumed)
     resumed = final_state(resumed)
     assert differences(whole['latest'], resumed['latest']) == []
     assert differences(whole['state']['optimizers'], resumed['state']['optimizers']) == []

@@ -1,4 +1,4 @@
-"""Networks. An option ``type`` names one; its other options are its constructor's arguments."""
+"""Network architectures: ``type`` selects one, the other options are its constructor arguments."""
 
 import logging
 import textwrap

@@ -1,4 +1,4 @@
-"""Blocks and helpers that networks share."""
+"""Building blocks and helpers shared by the networks."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Datasets and the loaders that feed them to a model."""
+"""Build datasets and data loaders for training, validation and test."""
 
 import functools
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_dataset(dataset_opt: dict) -> Any:
-    """The dataset that ``dataset_opt['type']`` names, built from a copy of the options."""
+    """Build the dataset named by ``dataset_opt['type']`` from a copy of the options."""
     dataset_opt = deepcopy(dataset_opt)
     name = dataset_opt.get('name', dataset_opt['type'])
     section = place_of(dataset_opt) or f'datasets.{dataset_opt.get("phase", "?")}'
@@ -54,7 +54,7 @@ def build_dataset(dataset_opt: dict) -> Any:
 
 
 def _where_named(dataset_opt: dict, message: str) -> str:
-    """The option whose file or folder a message is about, and where relative paths begin."""
+    """The option whose path a message is about, and the folder that relative paths start from."""
     for key, value in dict.items(dataset_opt):
         if 'dataroot' not in key and 'meta_info' not in key:
             continue
@@ -76,24 +76,23 @@ def build_dataloader(
     start_iter: int = 0,
     bad_images: BadImages | None = None,
 ) -> DataLoader:
-    """The loader of a dataset, by its phase.
+    """Build the loader of a dataset for its phase.
 
-    In training every random decision about a sample follows from ``seed`` and the sample's number
-    (its position in the order of the run), whatever worker makes it. Validation and test take
-    the images one by one, in order, the next ones read by a thread meanwhile.
+    In training every random decision about a sample is determined by ``seed`` and the sample number
+    (its position in the order of the run), independent of the worker. Validation and test load the
+    images one at a time, in order, with a thread that reads ahead.
 
     Args:
-        dataset: Any dataset; an IterableDataset in training alone, and without ``sampler``.
+        dataset: Any dataset; an IterableDataset only in training, and without ``sampler``.
         dataset_opt: Its completed options.
-        num_gpu: Without ``dist``, the batch of one process serves so many GPUs.
+        num_gpu: Without ``dist``, number of GPUs that the batch of one process is for.
         dist: Whether each GPU has its own process.
         sampler: Order of the samples in training; default: shuffled.
         seed: Seed of the samples' randomness; default 0.
-        start: If given, the loader never ends: batches follow each other across epochs, beginning
-            after so many samples (counted over all ranks).
-        start_iter: And after so many batches, for ``progressive``.
-        bad_images: In training, whether others are taken for images that cannot be used; default:
-            they end the run.
+        start: If given, the loader is endless: batches continue across epochs, starting after this
+            many samples (counted over all ranks).
+        start_iter: Number of batches before ``start``, for ``progressive``.
+        bad_images: In training, whether unreadable images are replaced; default: they end the run.
     """
     phase = dataset_opt['phase']
     if phase not in ('train', 'val', 'test'):
@@ -140,7 +139,7 @@ def build_dataloader(
     if phase == 'train':
         warn_of_large_batches(dataset_opt, gpus_per_process(num_gpu, dist), workers)
     if workers:
-        # An endless loader is passed through once.
+        # An endless loader is iterated only once.
         keeps_workers = dataset_opt.get('persistent_workers', False) and start is None
         options['persistent_workers'] = keeps_workers
         options['worker_init_fn'] = functools.partial(
@@ -166,7 +165,7 @@ def _batching(
     start: int | None,
     schedule: Schedule | None,
 ) -> dict[str, Any]:
-    """Arguments of the training loader that say which samples make a batch."""
+    """DataLoader arguments that determine the batches of the training loader."""
     if sampler is None:
         sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType]
     if start is not None:
@@ -182,12 +181,12 @@ def _batching(
 
 
 def gpus_per_process(num_gpu: int, dist: bool) -> int:
-    """How many GPUs the batch of one process is for: several with DataParallel alone."""
+    """How many GPUs the batch of one process is for: several only with DataParallel."""
     return 1 if dist else max(num_gpu, 1)
 
 
 def decoded_images(dataset: Dataset) -> tuple[int, int] | None:
-    """How many images of a dataset are in its caches, and how many there are; None without any."""
+    """The number of cached images of a dataset and of all its images; None without a cache."""
     caches: list[ImageCache] = []
     pending: list[Any] = [dataset]
     known = set()  # a dataset may hold one that holds it
@@ -208,7 +207,7 @@ def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = Non
     """A loader of one rank's share of a validation set: every ``world_size``-th image.
 
     Args:
-        name: What the set is called in this loader; default: as it is.
+        name: Name of the set in this loader; default: unchanged.
     """
     dataset: Any = loader.dataset
     if name is not None:
@@ -228,16 +227,16 @@ def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = Non
 
 
 class SeededDataset(DatasetAround):
-    """A dataset asked with (sample number, index), which seeds all generators from the number.
+    """Wraps a dataset to seed all random generators from the sample number.
 
-    Asked with (sample number, index, crop size), it has the dataset make crops of that size.
-    Attributes of the dataset inside are reached through it.
+    It is indexed by (sample number, index), or by (sample number, index, crop size) to set the size
+    of the crops. Attributes of the wrapped dataset are accessible through it.
 
     Args:
-        dataset: Any dataset that is asked for its samples one by one.
-        seed: Of the samples' randomness.
-        sampler: What the indices are from.
-        bad_images: Whether others are taken for images that cannot be used; default: they are not.
+        dataset: Any map-style dataset.
+        seed: Seed of the samples' randomness.
+        sampler: The sampler of the indices.
+        bad_images: Whether unreadable images are replaced; default: they are not.
     """
 
     def __init__(
@@ -266,10 +265,10 @@ class SeededDataset(DatasetAround):
         raise self.bad_images.none_found(number)
 
     def _another(self, number: int, attempt: int) -> int:
-        """An index to take in place of that of a sample: as such always the same.
+        """The replacement for the index of a sample, chosen deterministically.
 
-        It is the one of a following sample, so that what the sampler leaves out stays out; where
-        that is not known beforehand, one of the whole set.
+        It is the index of a later sample, so that images excluded by the sampler stay excluded; if
+        that is not known in advance, any index of the set.
         """
         if hasattr(self.sampler, 'stream'):
             return next(self.sampler.stream(number + attempt, 1))  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]

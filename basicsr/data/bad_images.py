@@ -1,4 +1,4 @@
-"""Unreadable images: training with others in their place, validations that report them."""
+"""Handle unreadable images: training replaces them with others, validation reports them."""
 
 import errno
 import json
@@ -21,16 +21,16 @@ from .shared import DatasetAround
 
 logger = logging.getLogger(__name__)
 
-# More bad images than this, and than a tenth of those seen so far, mean that the set is wrong.
+# More bad images than this, and than a tenth of those seen so far, mean that the set is broken.
 _FEW, _SHARE = 10, 0.1
 MOST_ATTEMPTS = 100  # of a sample
 BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
-# Of these the image is not the cause, and the next one would meet the same.
+# These errors are not caused by the image and would recur with the next one.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
 def is_bad_data(error: Exception) -> bool:
-    """Whether an error of a dataset says that a file is damaged, and not that its code is."""
+    """Whether an error of a dataset is due to a damaged file instead of a bug in its code."""
     if isinstance(error, ConnectionError | TimeoutError):
         return False
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
@@ -40,24 +40,24 @@ def is_bad_data(error: Exception) -> bool:
 
 
 class BadImages:
-    """The images of a training set that could not be used, each written down once.
+    """The list of unreadable images of a training set, each recorded once.
 
-    Processes share the file; what is in it stays known when a run is resumed.
+    Processes share the file, and a resumed run reads it again.
 
     Args:
         file: JSON lines of ``path``, ``reason`` and ``sample``, the number of the sample for which
-            an image was first met; None: no image is passed over.
-        length: Images of the set; None if that is not known.
+            the image was first read; None: unreadable images are not replaced.
+        length: Number of images in the set; None if unknown.
     """
 
     def __init__(self, file: Path | None = None, length: int | None = None):
         self.file = file
         self.length = length
-        self._known: dict[str, int] = {}  # by path, the sample it was first met for
+        self._known: dict[str, int] = {}  # by path, the sample it was first read for
         self._told = 0
 
     def passes_over(self, error: Exception, number: int) -> bool:
-        """Whether another image may be taken after an error with the one of a sample.
+        """Whether the unreadable image of a sample may be replaced by another one.
 
         Raises:
             ValueError: There are too many.
@@ -70,36 +70,36 @@ class BadImages:
         if key not in self._known:
             self._write_down(self.file, key, {'path': path, 'reason': reason, 'sample': number})
         seen = min(number + 1, self.length or number + 1)
-        # A run that was resumed knows of samples that it has yet to see.
+        # After a resume the file may list samples that this run has not reached yet.
         count = sum(sample <= number for sample in self._known.values())
         if count > max(_FEW, _SHARE * seen):
             raise UserError(
-                f'{count} of the first {seen} images cannot be used, which is too many '
+                f'{count} of the first {seen} images are unreadable, which is too many '
                 f'for datasets.train.on_error: skip. They are listed in {self.file}; the last one: '
                 f'{reason}'
             )
         return True
 
     def none_found(self, number: int) -> UserError:
-        """The error of a sample for which ``MOST_ATTEMPTS`` images in a row cannot be used."""
+        """The error of a sample for which ``MOST_ATTEMPTS`` images in a row are unreadable."""
         return UserError(
             f'sample {number}: no image was found for it in {MOST_ATTEMPTS} attempts; those that '
-            f'cannot be used are listed in {self.file}.'
+            f'are unreadable are listed in {self.file}.'
         )
 
     def report(self) -> None:
-        """Say how many there are, whenever their number has doubled."""
+        """Log the number of unreadable images whenever it has doubled."""
         if self.file is None:
             return
         self._read(self.file)
         if len(self._known) >= max(2 * self._told, 1):
             self._told = len(self._known)
             logger.warning(
-                '%d images cannot be used, and others are taken: see %s', self._told, self.file
+                '%d images are unreadable, and others replace them: see %s', self._told, self.file
             )
 
     def _write_down(self, file: Path, key: str, row: dict) -> None:
-        """Add an image to the list, if no other process has done so."""
+        """Add an image to the list, unless another process has added it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.with_name(f'.{file.name}.lock')):
             self._read(file)
@@ -109,7 +109,7 @@ class BadImages:
                 self._known[key] = row['sample']
 
     def _read(self, file: Path) -> None:
-        """Take in what other processes have written."""
+        """Read the entries that other processes have written."""
         if file.exists():
             for row in read_rows(file, 'sample'):
                 name = row.get('path') or row.get('reason')
@@ -118,9 +118,9 @@ class BadImages:
 
 
 class BadItem(dict):
-    """What a loader of a validation gives in place of an image that cannot be read.
+    """Placeholder for an unreadable image in a validation loader.
 
-    It has ``error``, the reason; a loop that takes it for a batch meets the error of the image.
+    ``error`` holds the reason; using it as a batch raises the error of the image.
     """
 
     def __missing__(self, key: str) -> Any:

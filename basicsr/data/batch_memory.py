@@ -1,9 +1,8 @@
-"""Batches that come from worker processes in memory that is used again.
+"""Reuse shared memory for the batches of DataLoader workers.
 
-DataLoader makes shared memory for every batch and gives it back after use. That costs more than
-putting crops together: each page of it is cleared, and mapped by two processes. Here a worker
-keeps a few batches of shared memory and fills them in turn; the loader's process copies what it
-gets.
+DataLoader allocates shared memory for every batch and frees it after use. That costs more than
+collating crops: each page is zeroed, and mapped by two processes. Here each worker keeps a few
+batches of shared memory and fills them in turn; the main process copies them.
 """
 
 import logging
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Filled:
-    """A worker's message that one of its slots is filled.
+    """A worker's message that one of its slots has been filled.
 
     ``batch`` has None in place of each tensor; the tensors come with the slot's first use.
     """

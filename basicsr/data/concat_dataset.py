@@ -1,4 +1,4 @@
-"""Several datasets as one, mixed by weights."""
+"""Concatenate several datasets, with optional sampling weights."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which sample comes next: an order per epoch, and the endless stream of batches cut from it."""
+"""Samplers: shuffled order per epoch for each rank, and the endless, resumable batch stream."""
 
 import itertools
 import math

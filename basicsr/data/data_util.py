@@ -1,4 +1,4 @@
-"""Finding images, pairing them, and reading them."""
+"""Find, pair and read images: folders, LMDBs, meta-info files, clips."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ _EXTENSION = re.compile(rf'({"|".join(map(re.escape, IMG_EXTENSIONS))})(?=\s|$)'
 
 
 def list_images(folder: str | Path, recursive: bool = False) -> list[str]:
-    """Image files of a folder, relative to it, sorted; other and hidden files are left out.
+    """Image files of a folder, relative to it, sorted; other and hidden files are skipped.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -60,7 +60,7 @@ def paths_from_lmdb(folder: str | Path) -> list[str]:
 
 
 def text_lines(list_file: str | Path) -> list[str]:
-    """Lines of a meta-info file, blank ones left out.
+    """Lines of a meta-info file without blank ones.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -233,7 +233,7 @@ def _first_of(text: str, names: list[str]) -> str:
 
 
 def check_files_exist(paths: Iterable[Iterable[str]], list_file: str | Path) -> None:
-    """Refuse a list that names files which are not there.
+    """Reject a list that names missing files.
 
     Args:
         paths: The files that each line of the list names.
@@ -278,7 +278,7 @@ def image_name(path: str, dataset_opt: dict) -> str:
 
 
 def check_image_options(opt: dict) -> None:
-    """Refuse options of an image dataset that do not go together.
+    """Reject options of an image dataset that cannot be combined.
 
     Raises:
         ValueError: ``color`` is unknown, of ``mean`` and ``std`` only one is given, or there is a

@@ -1,4 +1,4 @@
-"""Blur kernels, noise and JPEG compression, which make training inputs out of clean images.
+"""Image degradations: blur kernels, noise and JPEG compression for synthetic training inputs.
 
 Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
 Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833

@@ -1,4 +1,4 @@
-"""Decode once: decoded images in a file of raw pixels that is mapped into memory.
+"""Cache of decoded images: raw pixels in a memory-mapped file, so each image is decoded once.
 
 A cache is a folder with two files: ``pixels.bin`` holds images one after the other, each behind a
 header that says what it is, plane by plane as tensors have them; ``offsets.bin`` says where in it
@@ -189,7 +189,7 @@ class ImageCache:
         return planes.transpose(1, 2, 0)
 
     def put(self, index: int, stamp: Stamp, img: np.ndarray) -> None:
-        """Add an image (h, w, c); without space, or of other than 8 or 16 bits, it is left out."""
+        """Add an image (h, w, c); skipped if there is no space or it has not 8 or 16 bits."""
         if self._full or img.dtype not in (np.uint8, np.uint16):
             return
         header = _HEADER.pack(_MAGIC, index, *stamp, *img.shape, img.itemsize).ljust(_ALIGN, b'\0')

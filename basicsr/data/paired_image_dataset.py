@@ -1,4 +1,4 @@
-"""Pairs of a low-quality and a ground-truth image."""
+"""Dataset of paired low-quality (LQ) and ground-truth (GT) images."""
 
 import logging
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Pairs of images out of tar shards, read from front to back."""
+"""Dataset of image pairs in tar shards, read sequentially."""
 
 import lzma
 import os

@@ -1,4 +1,4 @@
-"""Getting the next batch ready while the current one is being used."""
+"""Prefetch batches in the background: threads on the CPU, asynchronous copies to the GPU."""
 
 import logging
 import queue

@@ -1,4 +1,4 @@
-"""Crops and batches whose sizes change while a network is trained (``datasets.train.progressive``).
+"""Progressive learning: schedules of crop and batch sizes (``datasets.train.progressive``).
 
 Syed Waqas Zamir, Aditya Arora, Salman Khan, Munawar Hayat, Fahad Shahbaz Khan, Ming-Hsuan Yang,
 "Restormer: Efficient Transformer for High-Resolution Image Restoration" (2022), section
@@ -19,7 +19,7 @@ from basicsr.utils.rng import mix
 
 @dataclass(frozen=True)
 class Stage:
-    """Iterations in a row whose batches are made alike.
+    """A stage: consecutive iterations with the same crop and batch size.
 
     Attributes:
         first: Its first iteration, counted from 1.

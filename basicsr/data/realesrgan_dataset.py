@@ -1,4 +1,4 @@
-"""GT images with what is needed to degrade them, for Real-ESRGAN (``second_order``)."""
+"""Dataset of GT images with degradation kernels and recipes, for Real-ESRGAN (``second_order``)."""
 
 import json
 import logging
@@ -169,10 +169,10 @@ class RealESRGANDataset(Dataset):
 
 
 def _weighted(lengths: list[int], weights: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Where the image of every sample of an epoch is drawn from: the first place, and how many.
+    """For every sample of an epoch, the range it draws its image from: first index and count.
 
-    Of root i there are ``weights[i]`` samples an image. With a fraction an image shares its samples
-    with its neighbours, so that none is left out for ever.
+    Root i contributes ``weights[i]`` samples per image. With a fraction, neighbouring images share
+    samples, so that none is excluded forever.
     """
     weights = weights or [1.0] * len(lengths)
     if len(weights) != len(lengths) or min(weights) < 0:

@@ -1,4 +1,4 @@
-"""Pairs of images for the models of Real-ESRGAN."""
+"""Dataset of paired LQ and GT images for the Real-ESRGAN models."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Datasets that are read from front to back (torch's IterableDataset), in training."""
+"""Training on an IterableDataset: sharding over ranks and workers, resuming, seeding."""
 
 import itertools
 import sys
@@ -15,17 +15,17 @@ from .bad_images import MOST_ATTEMPTS, BadImages
 
 
 class SampleStream(IterableDataset):
-    """One rank's and one worker's share of the items of a dataset, read again and again.
+    """The share of a dataset's items for one rank and one worker, repeated endlessly.
 
-    Every process reads all items, in one order, and keeps its own: so the batches are the same with
-    any number of workers, and a resumed run goes on with the sample that is due. An item that is a
-    function without arguments is called only where it is kept: a dataset that yields those spares
-    the others its decoding. The generators are seeded from the sample's number before it is read,
-    and before it is called.
+    Every process reads all items in the same order and keeps its own, so the batches do not depend
+    on the number of workers, and a resumed run continues with the next sample. A dataset may yield
+    functions without arguments; they are called only in the process that keeps the item, which
+    saves all others the decoding. Random generators are seeded from the sample number before an
+    item is read, and before it is called.
 
-    Attributes of the dataset inside are reached through it.
+    Attributes of the wrapped dataset are accessible through it.
 
-    Where an item that is called cannot be used, ``bad_images`` may let a sample take the next one.
+    If calling an item shows that it is unreadable, ``bad_images`` may replace it by the next one.
 
     Args:
         dataset: Must give the same items, in the same order, in every process. If it has
@@ -99,7 +99,7 @@ class SampleStream(IterableDataset):
             return item()
 
     def _skip(self) -> tuple[int, int]:
-        """Let the dataset skip what is seen, if it can; the sample and the epoch to go on with."""
+        """Skip items already seen, if the dataset can; returns the sample and epoch to continue."""
         if not self.start or not hasattr(self.dataset, 'skip'):
             return 0, 0
         epoch, count = divmod(self.start, self.total_size)

@@ -1,7 +1,7 @@
-"""Orders of the samples in training, by ``datasets.train.sampler``.
+"""Training samplers: weighted, random subset and others (``datasets.train.sampler``).
 
-In each of them the index of a sample follows from the seed and the sample's number (its position in
-the order that all ranks share): a run may begin anywhere, with any number of ranks.
+The index of a sample is determined by the seed and the sample number (its position in the order
+shared by all ranks), so a run can resume anywhere, with any number of ranks.
 """
 
 import itertools

@@ -3,9 +3,9 @@
 Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
 Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
 
-What is random about a sample is drawn first: its kernels (``draw_kernels``) and a recipe of plain
-numbers (``draw_recipe``), which can be logged and kept as JSON. ``degrade`` follows them, so that
-it gives the same image again for the same recipe.
+All random choices for a sample are drawn first: its kernels (``draw_kernels``) and a recipe of
+plain numbers (``draw_recipe``), which can be logged and stored as JSON. ``degrade`` applies them,
+so the same recipe always gives the same image.
 """
 
 import functools

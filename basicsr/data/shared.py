@@ -1,4 +1,4 @@
-"""What a dataset shares with its copies in worker processes."""
+"""State that a dataset shares with its copies in worker processes."""
 
 import os
 from array import array

@@ -1,4 +1,4 @@
-"""Low-quality images without ground truth."""
+"""Dataset of low-quality images without ground truth, for inference and no-reference metrics."""
 
 import os
 from typing import Any

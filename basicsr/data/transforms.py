@@ -1,4 +1,4 @@
-"""Crops, flips and rotations of images and of pairs of images."""
+"""Data augmentation: crops, flips and rotations of images and image pairs."""
 
 import random
 from typing import Any

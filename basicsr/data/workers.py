@@ -1,4 +1,4 @@
-"""What loader processes do when they start, and which signals they heed."""
+"""Startup and signal handling of DataLoader worker processes."""
 
 import importlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Metrics; the names that dependents import from here are loaded when they are first asked for."""
+"""Image quality metrics; names imported from here are loaded lazily."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the metrics share: one layout, one range, luma."""
+"""Helpers of the metrics: normalise image layout and range, convert to luma."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""NIQE, a quality score without reference: lower is better.
+"""NIQE, a no-reference image quality metric; lower is better.
 
 Anish Mittal, Rajiv Soundararajan, Alan C. Bovik, "Making a 'Completely Blind' Image Quality
 Analyzer" (2013), https://doi.org/10.1109/LSP.2012.2227726

@@ -206,12 +206,12 @@ class Validation:
         scores = [(group, score) for group, score in given if not math.isnan(score)]
         if undefined := len(given) - len(scores):
             logger.info(
-                '%s: NaN for %d of %d images, which are left out.',
+                '%s: NaN for %d of %d images, which are skipped.',
                 *(metric, undefined, len(given)),
             )
         if not scores:
             if rows and not given and self.name != SAMPLES:
-                logger.info('No GT: %s, which compares with it, is left out.', metric)
+                logger.info('No GT: %s, which compares with it, is skipped.', metric)
             return None
         if equal := sum(math.isinf(score) for _, score in scores):
             logger.info('%s: %d of %d images equal the GT.', metric, equal, len(scores))

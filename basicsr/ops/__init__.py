@@ -1,1 +1,1 @@
-"""Operators that need no build step: every one is made of torch and torchvision calls."""
+"""Operators without a build step, implemented with torch and torchvision."""

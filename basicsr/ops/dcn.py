@@ -1,4 +1,4 @@
-"""Deformable convolution, versions 1 and 2, by ``torchvision.ops.deform_conv2d``.
+"""Deformable convolution (DCN v1 and v2) based on ``torchvision.ops.deform_conv2d``.
 
 Papers: Deformable Convolutional Networks, Dai et al., ICCV 2017, https://arxiv.org/abs/1703.06211;
 Deformable ConvNets v2: More Deformable, Better Results, Zhu et al., CVPR 2019,

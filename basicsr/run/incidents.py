@@ -193,7 +193,7 @@ class Guard:
                 )
             if self._stepper.skipped <= MOST_FILES or self._stepper.skipped % 100 == 0:
                 logger.warning(
-                    '%s; its step is left out, the %s so far.%s',
+                    '%s; its step is skipped, the %s so far.%s',
                     *(what, _ordinal(self._stepper.skipped), kept),
                 )
             return
@@ -315,7 +315,7 @@ def _advice(policy: str) -> str:
     """Advice when a policy has ended the run; a resume would keep the learning rate."""
     anew = 'Begin a new run with a lower learning rate (path.pretrain_network_g: the last weights)'
     if policy == 'stop':
-        return f'{anew}, or go on (--auto_resume) with train.on_nonfinite: skip or rollback.'
+        return f'{anew}, or resume (--auto_resume) with train.on_nonfinite: skip or rollback.'
     return f'{anew}.'
 
 

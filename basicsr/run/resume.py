@@ -36,12 +36,12 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
     opt['path']['resume_state'], state = chosen
     seed = state.get('manual_seed', opt['manual_seed'])
     if seed != opt['manual_seed']:
-        logger.info('manual_seed goes on as %d of the training state.', seed)
+        logger.info('manual_seed stays %d, as in the training state.', seed)
         opt['manual_seed'] = seed
     if state['iter'] > opt['train']['total_iter']:
         raise UserError(
             f'{chosen[0]} has {state["iter"]} iterations, more than train.total_iter '
-            f'{opt["train"]["total_iter"]}: raise it to go on.'
+            f'{opt["train"]["total_iter"]}: raise it to continue.'
         )
     check_resume(opt, state['iter'], state.get('files', ()))
     return opt, state if first_sample is None else {**state, 'samples': first_sample}
@@ -94,12 +94,12 @@ def _choose(opt: Mapping[str, Any], cause: str | None) -> tuple[str, dict[str, A
             problems.append(str(error))
             continue
         if problems:
-            logger.warning('%s: newer states are passed over: %s', cause, ' '.join(problems))
-        logger.info('%s: going on from %s', cause, file)
+            logger.warning('%s: newer states are skipped: %s', cause, ' '.join(problems))
+        logger.info('%s: resuming from %s', cause, file)
         return str(file), state
     if problems:
         raise UserError(
-            f'{cause}: no state in {folder} can be gone on from: {" ".join(problems)} Put '
+            f'{cause}: no state in {folder} can be resumed from: {" ".join(problems)} Put '
             'the files back from a copy; or, to begin anew, leave --auto_resume out: the folder of '
             'this run is then kept under another name.'
         )

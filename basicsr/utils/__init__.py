@@ -1,4 +1,4 @@
-"""Utilities; names that dependents import from here are loaded when first asked for."""
+"""Utilities; names imported from here are loaded lazily."""
 
 from .lazy import lazy_exports
 

@@ -1,7 +1,7 @@
-"""The checkpoints of a run: a training state and the networks that belong to it.
+"""The checkpoints of a run: write, verify and prune training states with their networks.
 
-A state is written last, and records the length and SHA-256 of its networks. So a state that is
-whole, with files that are as it says, is one that a run can go on from.
+A state is written last, and records the length and SHA-256 of its networks. So a run can resume
+from any intact state whose files match its records.
 """
 
 import hashlib
@@ -155,7 +155,7 @@ def _is_state(content: Any) -> bool:
 def _needed(
     iteration: int, opt: Mapping[str, Any], models: Path, records: Collection[str]
 ) -> list[Path]:
-    """The files of an iteration that a run reads when it goes on from there."""
+    """The files of an iteration that a run reads to resume from it."""
     ignored = opt['path'].get('ignore_resume_networks') or []
     labels = [
         key.removeprefix('network_')

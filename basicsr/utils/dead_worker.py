@@ -1,4 +1,4 @@
-"""Recognises the errors by which torch tells that a loader's worker process has died."""
+"""Recognise the errors that torch raises when a DataLoader worker process has died."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""JPEG compression that gradients pass through, on batches of tensors.
+"""Differentiable JPEG compression on batches of tensors.
 
 Richard Shin, Dawn Song, "JPEG-resistant Adversarial Images" (2017),
 https://machine-learning-and-computer-security.github.io/mlsec17_paper_54.pdf

@@ -1,4 +1,4 @@
-"""Process groups: who am I, how many are we, and speaking only once."""
+"""Distributed training: start the process group; rank, barriers, broadcast and gather."""
 
 import datetime
 import functools
@@ -82,7 +82,7 @@ def init_dist(
 
 
 def limit_of_operations(timeout: float) -> datetime.timedelta:
-    """How long collective operations wait, which name nobody: as long as a watchdog at most."""
+    """Timeout of collectives, whose error names no rank: the longest limit of a watchdog."""
     return datetime.timedelta(seconds=max(timeout, START_TIMEOUT))
 
 
@@ -188,7 +188,7 @@ def barrier() -> None:
 
 
 def share_buffers(net: torch.nn.Module) -> None:
-    """Give the network of every rank the buffers of rank 0's.
+    """Broadcast the buffers of rank 0's network to all ranks.
 
     Running statistics differ after a step: DistributedDataParallel shares them before the next one.
     """

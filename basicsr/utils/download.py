@@ -1,4 +1,4 @@
-"""Fetching a published file: over https, of limited size, kept only if its checksum is right."""
+"""Download a published file over https, with a size limit and a SHA-256 check."""
 
 import hashlib
 import re

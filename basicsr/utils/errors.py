@@ -1,7 +1,7 @@
-"""Errors that are meant for users: mistakes they can mend, told in one message without traceback.
+"""User errors: mistakes that users can fix, reported in one message without a traceback.
 
-Each says what was given, what is needed and what to change. Any other error is a fault of the
-program, or of a user's own code, and is shown with its traceback.
+Each states what was given, what is needed and what to change. Any other error is a bug in the
+program, or in a user's own code, and is shown with its traceback.
 """
 
 
@@ -24,11 +24,11 @@ class MissingPackageError(UserError, ImportError):
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """Losses, gradients or weights that are not finite."""
+    """Non-finite losses, gradients or weights."""
 
 
 def image_error(path: str, message: str) -> UserError:
-    """The error of an image, or a pair, that cannot be used; ``filename`` tells as for OSError."""
+    """The error for an unreadable image or pair; ``filename`` is set as in an OSError."""
     error = UserError(message)
     error.filename = path  # pyright: ignore[reportAttributeAccessIssue] (ValueError has a dict)
     return error

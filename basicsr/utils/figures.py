@@ -1,4 +1,4 @@
-"""Pictures of a run: results side by side, and curves."""
+"""Plot the results of a run: side-by-side comparisons, training curves, samples, histograms."""
 
 import os
 from collections import defaultdict

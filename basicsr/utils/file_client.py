@@ -1,6 +1,6 @@
-"""Reading bytes from a folder, an LMDB or a memcached server behind one interface.
+"""Storage backends: read bytes from a folder, an LMDB or a memcached server.
 
-The clients hold paths only, so a dataset that owns one travels to worker processes as it is.
+The clients hold only paths, so a dataset that owns one can be pickled for worker processes.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Filtering with a kernel, and sharpening by unsharp masking.
+"""Filter images with a kernel (by FFT), and sharpen them by unsharp masking (USM).
 
 The sharpening is the one of the targets of Real-ESRGAN: Xintao Wang, Liangbin Xie, Chao Dong, Ying
 Shan, "Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data" (2021),

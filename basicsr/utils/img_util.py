@@ -1,4 +1,4 @@
-"""Images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
+"""Convert images between files, numpy arrays (h, w, c) in BGR and tensors (c, h, w) in RGB."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Names that a package offers without importing their modules until they are asked for."""
+"""Lazy imports: export names from a package without importing their modules until first use."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

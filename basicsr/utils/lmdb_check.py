@@ -1,8 +1,8 @@
-"""Whether an LMDB is whole, before its library reads it in this process.
+"""Check that an LMDB is intact before opening it in this process.
 
-The library maps the file into memory and follows the numbers in its pages: those of a file that is
-cut off or damaged may lead anywhere, and end the process without a message. So another process goes
-through all keys first, as a training does later, and may end so instead.
+The library maps the file into memory and follows the offsets in its pages: in a truncated or
+damaged file they may point anywhere, and crash the process without a message. So a child process
+reads all keys first, as a training does later, and may crash instead.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Writing image LMDBs: PNG bytes under keys, with a readable list beside them.
+"""Create image LMDBs: PNG bytes by key, with a human-readable list of keys.
 
 ``<name>.lmdb/meta_info.txt`` has a line ``<key>.png (<h>,<w>,<c>) <compression level>`` per image.
 It appears last: a database without it is incomplete, and readers refuse it.

@@ -1,4 +1,4 @@
-"""What a run says: the text log, TensorBoard, wandb and ``metrics.jsonl``."""
+"""Logging of a run: text log, TensorBoard, wandb and ``metrics.jsonl``."""
 
 import datetime
 import json
@@ -291,7 +291,7 @@ class JsonlWriter(_RowWriter):
     """Rows as lines ``{"iter": 20, "lr": 0.001, …}`` of a file; null stands for infinity and NaN.
 
     Args:
-        path: The file; a resumed run goes on in it.
+        path: The file; a resumed run appends to it.
         resume_iter: Iterations that the resumed state has; what the file says of later ones (and
             of the validation at that iteration, which is done again) is made anew, so it goes.
     """

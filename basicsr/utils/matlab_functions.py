@@ -1,4 +1,4 @@
-"""Bicubic resizing with the numbers of MATLAB's ``imresize``.
+"""Bicubic resizing that matches MATLAB's ``imresize``.
 
 The kernel, with a = -0.5, is that of Robert G. Keys, "Cubic Convolution Interpolation for Digital
 Image Processing" (1981), https://doi.org/10.1109/TASSP.1981.1163711

@@ -1,4 +1,4 @@
-"""Options that know where they were written, and which of them have been read."""
+"""Option dict that records the file line of each key, and which keys have been read."""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy

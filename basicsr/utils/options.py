@@ -1,4 +1,4 @@
-"""From an option file and a command line to one complete, checked dict."""
+"""Parse the option file and command line into one complete, validated dict."""
 
 import argparse
 import difflib

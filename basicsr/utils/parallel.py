@@ -1,8 +1,8 @@
-"""Work on many files at once, and what the scripts that do so have in common.
+"""Process many files in a thread pool, and shared command-line flags of scripts that do so.
 
-The workers are threads: OpenCV and numpy leave Python's lock to others while they decode, encode
-and filter (of 2800 requests for it, made meanwhile, 95 % were met within 0.14 ms). Processes would
-import torch first, seconds each, and send images through pipes.
+Threads suffice: OpenCV and numpy release the GIL while they decode, encode and filter (of 2800
+concurrent requests for it, 95 % were met within 0.14 ms). Processes would each need seconds to
+import torch, and would send images through pipes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What this process is doing, for a watchdog and for messages."""
+"""Current iteration and phase of this process, for the watchdog and error messages."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ plugin_modules: list[str] = []
 
 @contextmanager
 def building(what: str) -> Iterator[None]:
-    """Within the block errors get the note that ``what`` was being built.
+    """Add a note that ``what`` was being built to errors raised in the block.
 
     Options of the wrong type or size make constructors fail anywhere, in torch for the most part.
     """

@@ -1,6 +1,6 @@
-"""Counted randomness: random decisions follow from (seed, position), not from history.
+"""Counter-based random numbers: decisions depend on (seed, position), not on generator history.
 
-The number of workers, the prefetch depth and interruptions of a run therefore change nothing.
+So the number of workers, the prefetch depth and interruptions of a run do not change results.
 """
 
 import random

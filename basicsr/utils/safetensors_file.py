@@ -1,4 +1,4 @@
-"""Networks as safetensors files, which hold nothing but named tensors.
+"""Read and write networks as safetensors files, which hold only named tensors.
 
 The format: https://github.com/huggingface/safetensors
 It is flat, so the names of several state dicts begin with the key of theirs, as in

@@ -1,4 +1,4 @@
-"""Words for messages."""
+"""Format messages: lists of names, file sizes, printable text."""
 
 import difflib
 import re

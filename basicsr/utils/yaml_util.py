@@ -1,7 +1,7 @@
-"""Option files as YAML: read safely, each key with its line, nothing given twice.
+"""Load YAML option files safely, with the line of each key, rejecting duplicate keys.
 
-A file from anywhere is read in little time and memory, or refused: its size, its depth and what its
-aliases amount to are limited far above what people write.
+An untrusted file is read in little time and memory, or rejected: limits on its size, its depth and
+the expansion of its aliases lie far above what people write.
 """
 
 import math
@@ -29,7 +29,7 @@ _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]')
 
 
 class OptionError(UserError):
-    """What is wrong with an option file or the command line, one line per problem."""
+    """The mistakes in an option file or on the command line, one line each."""
 
 
 class Loader(yaml.SafeLoader):

@@ -1,4 +1,4 @@
-"""Images that cannot be used: a run ends, or takes others, the same ones whoever makes them."""
+"""Unreadable images: they end a run, or are replaced by others, the same in every worker."""
 
 import errno
 import itertools
@@ -107,7 +107,7 @@ def test_others_are_taken_alike_by_any_number_of_workers_and_after_a_resume(
     assert skipped(folder) == {f'000{i}.png' for i in (1, 3, 5, 7, 9)}
     assert len(rows) == 5
     assert all(row['reason'] and 0 <= row['sample'] < 16 for row in rows)
-    lines = [line for line in log_text(folder).splitlines() if 'images cannot be used' in line]
+    lines = [line for line in log_text(folder).splitlines() if 'images are unreadable' in line]
     assert 1 <= len(lines) <= 3
 
     def restore():
@@ -243,7 +243,7 @@ def test_too_many_bad_images_end_the_run(tmp_path):
     """More than ten, and more than a tenth of those seen; all of a small set."""
     batches(tmp_path, Numbers(range(10)))
     (tmp_path / 'skipped.jsonl').unlink()
-    with pytest.raises(ValueError, match=r'11 of the first \d+ images cannot be used'):
+    with pytest.raises(ValueError, match=r'11 of the first \d+ images are unreadable'):
         batches(tmp_path, Numbers(range(11)))
     (tmp_path / 'skipped.jsonl').unlink()
     sampler = {'type': 'subset_random', 'indices': [1, 2]}
@@ -256,7 +256,7 @@ def test_too_many_bad_images_end_the_run(tmp_path):
 
 def test_a_resume_does_not_help_where_there_are_too_many(tmp_path):
     for start in (0, 40, 4000):
-        with pytest.raises(ValueError, match=r'11 of the first \d+ images cannot be used'):
+        with pytest.raises(ValueError, match=r'11 of the first \d+ images are unreadable'):
             batches(tmp_path, Numbers(range(11)), start=start)
 
 

@@ -137,7 +137,7 @@ def test_shards_train_validate_and_resume_as_whole_networks_do(
     ignored = shutil.ignore_patterns('3.state', '*_3.pth')
     shutil.copytree(folder / 'plain_fsdp', folder / 'plain_alone', ignore=ignored)
     alone = run(opt('plain', 'alone', **batch, **SHARDED), '--auto_resume')
-    assert 'going on from' in log_text(alone)
+    assert 'resuming from' in log_text(alone)
     assert log_text(alone).count('train.sharding has no effect: this is the only process.') == 1
     for folder_of_two in (folder / 'plain_fsdp', alone):
         assert_same_files(folder_of_two, one, 1e-5)

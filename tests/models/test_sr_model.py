@@ -152,7 +152,7 @@ def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt,
     last = rows(folder)[-1]
     assert set(last) == {'iter', 'metrics/val/niqe'}
     assert last['metrics/val/niqe'] > 0
-    assert log_text(folder).count('No GT: psnr, which compares with it, is left out.') == 2
+    assert log_text(folder).count('No GT: psnr, which compares with it, is skipped.') == 2
 
 
 def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, monkeypatch):

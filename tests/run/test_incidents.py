@@ -142,7 +142,7 @@ def test_a_step_that_is_left_out_changes_neither_weights_nor_moments(run, opt, p
     assert differences(five[0], six[0]) == []
     assert differences(five[1]['optimizers'], six[1]['optimizers']) == []
     assert six[1]['precision']['watch'] == {'skipped': 1, 'in_a_row': 1}
-    assert 'its step is left out, the 1st so far' in log_text(two)
+    assert 'its step is skipped, the 1st so far' in log_text(two)
 
 
 def test_a_first_step_that_is_left_out_leaves_no_momentum_unset(run, opt, poison):

@@ -80,7 +80,7 @@ def test_a_job_saves_its_state_before_its_end_queues_again_and_goes_on(train_opt
     total = int(state.stem) + 2
     second = job(total)
     assert second.returncode == 0, second.stderr
-    assert f'going on from {state}' in second.stderr
+    assert f'resuming from {state}' in second.stderr
     assert (state.parent / f'{total}.state').is_file()
 
 

@@ -90,7 +90,7 @@ def test_a_change_of_any_byte_is_seen(cut):
         check_file(file, record)
 
 
-# ---------------------------------------------------------------------------- what is gone on from
+# -------------------------------------------------------------------------- what a run resumes from
 
 
 def earlier(file):
@@ -146,7 +146,7 @@ def test_a_run_that_passes_over_a_damaged_checkpoint_ends_as_one_that_never_stop
     run(opt, '--auto_resume')
     assert differences(final(whole), final(folder)) == []
     assert iteration_begun_at(folder) == 2
-    assert log_text(folder).count('WARNING: --auto_resume: newer states are passed over: ') == 1
+    assert log_text(folder).count('WARNING: --auto_resume: newer states are skipped: ') == 1
 
 
 def test_a_run_is_not_begun_anew_over_one_whose_states_are_all_damaged(cut, run):
@@ -234,7 +234,7 @@ def test_all_ranks_pass_over_the_same_checkpoint_or_refuse(
     assert iteration_begun_at(folder) == 2
     assert names(folder / 'training_states') == ['2.state', '4.state', '6.state']
     assert result.returncode == 1
-    assert f'no state in {lost / "training_states"} can be gone on from' in result.stderr
+    assert f'no state in {lost / "training_states"} can be resumed from' in result.stderr
 
 
 # ---------------------------------------------------------------------------- how many are kept
