@@ -222,7 +222,7 @@ def pixel_unshuffle(x: Tensor, scale: int) -> Tensor:
 
 
 def to_ntuple(n: int) -> Callable[[Any], Any]:
-    """Return a function that repeats a value ``n`` times and leaves an iterable as it is."""
+    """Return a function that repeats a value ``n`` times and returns an iterable unchanged."""
 
     def parse(x: Any) -> Any:
         return x if isinstance(x, Iterable) else tuple(repeat(x, n))

@@ -122,7 +122,7 @@ def _memory() -> int | None:
 
 
 def _copy(tensor: Tensor, pin_memory: bool) -> Tensor:
-    """A copy of a contiguous tensor, made by the calling thread alone.
+    """A copy of a contiguous tensor, made only by the calling thread.
 
     Were it torch's, OpenMP would start threads of their own for the calling one, more than there
     are cores, and from then on let all of its threads sleep where they wait for each other.

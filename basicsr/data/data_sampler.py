@@ -48,7 +48,7 @@ class EnlargedSampler(Sampler[int]):
         num_replicas: Number of ranks; each gets the same number of indices.
         rank: This rank.
         ratio: Repeats of the set in an epoch.
-        seed: Another order for each seed; 0 shuffles by the epoch number alone, as upstream did.
+        seed: Seed of the order; 0 seeds only with the epoch number, as upstream did.
     """
 
     def __init__(

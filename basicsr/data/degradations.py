@@ -44,7 +44,7 @@ def sigma_matrix2(sig_x: float, sig_y: float, theta: float) -> np.ndarray:
 
 
 def mesh_grid(kernel_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Coordinates of a kernel's pixels: (x, y) as (k, k, 2), then x and y alone, (k, k).
+    """Coordinates of a kernel's pixels: (x, y) as (k, k, 2), then x and y separately, (k, k).
 
     0 is in the middle of an odd size.
     """
@@ -313,7 +313,7 @@ def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) ->
     Args:
         cutoff: Highest frequency that passes, in radians per pixel, up to pi.
         kernel_size: Number of pixels k of a side, odd.
-        pad_to: Surround the kernel by zeros to this odd size; 0 leaves it as it is.
+        pad_to: Surround the kernel by zeros to this odd size; 0 leaves it unchanged.
     """
     _, xx, yy = mesh_grid(_odd(kernel_size))
     radius = np.hypot(xx, yy)

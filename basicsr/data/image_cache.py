@@ -287,7 +287,7 @@ def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
 
 
 def _read_about(file: Path) -> dict[str, Any]:
-    """What a cache says of itself; after a power cut that may be nothing."""
+    """The description stored in a cache; it may be missing after a power cut."""
     unknown = {'kind': 'unknown', 'images': 0, 'first': ''}
     try:
         about = json.loads(file.read_bytes())

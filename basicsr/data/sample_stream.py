@@ -35,7 +35,7 @@ class SampleStream(IterableDataset):
         seed: Of the samples' randomness.
         batch_size: Samples of a batch of this rank.
         num_replicas, rank: Number of ranks, and which this is.
-        start: Samples that all ranks together have seen already; None: one pass alone.
+        start: Samples that all ranks together have already seen; None: only one pass.
     """
 
     def __init__(

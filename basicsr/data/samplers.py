@@ -28,7 +28,7 @@ def build_sampler(
     """The sampler of a training set, one rank's share of it.
 
     Args:
-        dataset: The set, of which the length alone is read.
+        dataset: The dataset; only its length is used.
         dataset_opt: Reads ``sampler`` (its ``type``, and arguments of that class) and
             ``dataset_enlarge_ratio``.
         num_replicas, rank: Number of ranks, and which this is.
@@ -64,7 +64,7 @@ def build_sampler(
 
 
 class NumberedOrder(Sampler[int]):
-    """Base of the orders: a subclass says which indices are at some places of an epoch.
+    """Base class of the orders; a subclass maps positions of an epoch to indices.
 
     An epoch has ``total_size`` samples, whatever the number of ranks. A pass of one rank has
     ``len(self)``: the epoch's share, rounded up, so that the passes of all ranks are equally long.

@@ -171,7 +171,7 @@ def img_rotate(
     forward = np.vstack([cv2.getRotationMatrix2D(center, angle, scale), [0, 0, 1]])
     x_y = np.linalg.inv(forward)[:2]
     matrix, offset = x_y[::-1, 1::-1], x_y[::-1, 2]  # of rows and columns
-    # Not cv2.warpAffine, which before OpenCV 5 samples between pixels at 32 places alone.
+    # Not cv2.warpAffine, which before OpenCV 5 interpolates at only 32 positions between pixels.
     planes = [
         affine_transform(plane, matrix, offset, output=np.float64, order=1, mode='grid-constant')
         for plane in np.atleast_3d(img).transpose(2, 0, 1).astype(np.float64)

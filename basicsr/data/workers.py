@@ -28,7 +28,7 @@ def worker_init_fn(
 
 
 def heed_parent_alone() -> None:
-    """Have a loader's worker end when its parent says so, and leave other signals to the parent.
+    """Let a loader's worker exit when its parent tells it to; other signals are for the parent.
 
     Ctrl-C in a terminal, torchrun and SLURM reach all processes of a run. The parent still
     needs its workers, until its state is saved.

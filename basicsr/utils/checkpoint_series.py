@@ -44,7 +44,7 @@ class CheckpointSeries:
         """Write a network or, after all networks of its iteration, a state."""
         if path.suffix != '.state':
             self._records[path.name] = save_checkpoint(content, path)
-            if path.stem.endswith(('_latest', '_best')):  # none of before in the other format
+            if path.stem.endswith(('_latest', '_best')):  # remove older ones in the other format
                 for suffix in {'.pth', '.safetensors'} - {path.suffix}:
                     path.with_suffix(suffix).unlink(missing_ok=True)
             return
@@ -74,7 +74,7 @@ class CheckpointSeries:
     def _remove(self, state: Path) -> None:
         """Remove networks and then their state, by which a killed removal is found and finished.
 
-        Networks without a state are left alone: they may be kept on purpose.
+        Networks without a state are not touched: they may be kept on purpose.
         """
         networks = self._models.glob(f'net_*_{state.stem}.*')
         try:

@@ -29,7 +29,7 @@ def rgb2ycbcr(img: np.ndarray, y_only: bool = False) -> np.ndarray:
 
     Args:
         img: (h, w, 3), uint8 in [0, 255] or float32 in [0, 1].
-        y_only: Return the luma alone, (h, w).
+        y_only: Return only the luma, (h, w).
 
     Returns:
         Image of the dtype of ``img``: uint8 rounded, or float32 divided by 255.
@@ -65,7 +65,7 @@ def rgb2ycbcr_pt(img: Tensor, y_only: bool = False) -> Tensor:
     """Convert RGB tensors (n, 3, h, w) in [0, 1] to YCbCr divided by 255.
 
     Args:
-        y_only: Return the luma alone, (n, 1, h, w).
+        y_only: Return only the luma, (n, 1, h, w).
     """
     # Half precision has too few digits for the coefficients.
     x = img if img.dtype == torch.float64 else img.float()

@@ -65,7 +65,7 @@ def quality_to_factor(quality: float | Tensor) -> float | Tensor:
     """The factor of the quantisation tables for a JPEG quality: 1 at 50, 0 at 100.
 
     Args:
-        quality: A number in (0, 100], or a tensor of them, which is left as it is.
+        quality: A number in (0, 100], or a tensor of them, which is not modified.
     """
     if isinstance(quality, Tensor):
         return torch.where(quality < 50, 50 / quality, 2 - quality / 50)

@@ -252,7 +252,7 @@ def _crop(img: np.ndarray, border: int) -> np.ndarray:
 
 
 def _swap_red_and_blue(img: np.ndarray) -> np.ndarray:
-    """A view of (h, w, c) with channels 0 and 2 swapped; as it is if c is neither 3 nor 4."""
+    """A view of (h, w, c) with channels 0 and 2 swapped; unchanged unless c is 3 or 4."""
     if img.shape[2] == 3:
         return img[..., ::-1]
     return img[..., [2, 1, 0, 3]] if img.shape[2] == 4 else img

@@ -55,7 +55,7 @@ class _ConsoleHandler(_Handler):
 
 
 class _LogFile(logging.FileHandler, _Handler):
-    """A text log; while its disk is full it says so once, and lines are lost."""
+    """A text log; if the disk is full it warns once, and lines are lost."""
 
     _has_failed = False
 
@@ -171,7 +171,7 @@ class MessageLogger:
     Args:
         opt: Reads ``name``, ``train.total_iter`` and ``logger``.
         start_iter: Iteration after which the clock is started, for the time left.
-        tb_logger: A ScalarWriter or SummaryWriter; None for the text alone.
+        tb_logger: A ScalarWriter or SummaryWriter; None for only the text log.
     """
 
     def __init__(self, opt: dict, start_iter: int = 1, tb_logger: Any = None):
@@ -455,7 +455,7 @@ class WandbWriter(_RowWriter):
 
 
 def init_tb_logger(log_dir: str | Path) -> ScalarWriter:
-    """A writer to TensorBoard alone, on rank 0; on other ranks to nowhere."""
+    """A writer only for TensorBoard, on rank 0; on other ranks it writes nothing."""
     return ScalarWriter(*([TensorBoardWriter(log_dir)] if get_dist_info()[0] == 0 else []))
 
 

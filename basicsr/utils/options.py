@@ -322,7 +322,7 @@ def _option_path(section: Any, location: tuple[str | int, ...]) -> KeyPath:
 
 
 def _explain(causes: list[Any]) -> str:
-    """One text for all that pydantic says of one option."""
+    """Merge all of pydantic's messages about one option into one."""
     kind, given = causes[0]['type'], causes[0]['input']
     fixed = {'missing': 'required, and not given', 'extra_forbidden': 'unknown key'}
     if kind in fixed:

@@ -114,7 +114,7 @@ class Registry:
         return argument_problems(entry, options, given)
 
     def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
-        """Call the entry ``opt['type']`` with the other options; ``opt`` stays as it is.
+        """Call the entry ``opt['type']`` with the other options; ``opt`` is not modified.
 
         Args:
             given: Further arguments, which are not options.
