@@ -32,7 +32,7 @@ TABLES = {
 
 HEAD = """# Option reference
 
-The options of the runner: what it reads, and what it takes when a key is left out. Everything else
+This page lists the options of the runner, with types and defaults. Everything else
 in an option file belongs to a component: `network_g` to the network's constructor, `optim_g` to the
 optimizer, `pixel_opt` to the loss, and so on; their signatures are the reference. The keys of the
 datasets are in [data.md](data.md).
@@ -55,7 +55,7 @@ def reference() -> str:
         if table in (options.Options, options.PathOptions, options.TrainOptions):
             made = ('models', 'training_states', 'log', 'visualization')  # by the runner
             names = [f'`{name}`' for name in table.also_known.split() if name not in made]
-            lines += ['', f'The models read besides, if given: {", ".join(names)}.']
+            lines += ['', f'Also read by the models, if given: {", ".join(names)}.']
         lines.append('')
     return '\n'.join(lines)
 

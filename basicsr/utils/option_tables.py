@@ -146,11 +146,11 @@ class StageOptions(Section):
 
     model_config = ConfigDict(extra='forbid')
 
-    iters: int | None = Field(None, ge=1, description='its length; the last stage needs none')
+    iters: int | None = Field(None, ge=1, description='length of the stage; optional for the last')
     gt_size: PositiveInt | Annotated[list[PositiveInt], Field(min_length=1)] | None = Field(
-        None, description='side of the GT crops, or a list, of which each batch has one; ~: gt_size'
+        None, description='side of the GT crops, or a list to draw from per batch; ~: gt_size'
     )
-    batch_size_per_gpu: int | None = Field(None, ge=1, description='~: batch_size_per_gpu')
+    batch_size_per_gpu: int | None = Field(None, ge=1, description='samples; ~: batch_size_per_gpu')
 
 
 class TrainDatasetOptions(DatasetOptions):
@@ -164,10 +164,12 @@ class TrainDatasetOptions(DatasetOptions):
         'micro-batches of batch_size_per_gpu; ~: batch_size_per_gpu times the GPUs',
     )
     num_worker_per_gpu: int | None = Field(
-        None, ge=0, description="per rank; ~: 4, or the rank's share of the cores if that is less"
+        None,
+        ge=0,
+        description="processes per rank; ~: 4, or the rank's share of the cores if that is less",
     )
     dataset_enlarge_ratio: int | float = Field(
-        1, gt=0, description='repeats of the set in one epoch'
+        1, gt=0, description='repetitions of the set in an epoch'
     )
     sampler: dict[str, Any] | None = Field(
         None,
@@ -175,21 +177,21 @@ class TrainDatasetOptions(DatasetOptions):
         'subset_random, weighted_random, streamed, or module:Class; ~: enlarged',
     )
     collate_fn: str | None = Field(
-        None, description='module:function that makes a batch of a list of samples'
+        None, description='module:function that makes a batch from a list of samples'
     )
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
         None,
-        description='cpu: a thread keeps batches ready; cuda: it does, and they are copied to the '
-        'GPU ahead; ~: cuda with pin_memory, else cpu if there are loader processes',
+        description='cpu: a thread prefetches batches; cuda: it also copies them to the GPU ahead of '
+        'time; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
     cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
     on_error: Literal['raise', 'skip'] = Field(
-        'raise', description='an image that cannot be used ends the run, or another is taken'
+        'raise', description='an unreadable image ends the run, or is replaced by another one'
     )
     uint8_batch: bool = Field(
         False, description='8-bit images become floats on the device, not in the loader processes'
     )
-    num_prefetch_queue: int = Field(1, ge=1, description='batches that the thread keeps ready')
+    num_prefetch_queue: int = Field(1, ge=1, description='batches that the thread prefetches')
     progressive: list[StageOptions] | None = Field(
         None,
         min_length=1,
@@ -239,20 +241,22 @@ class PathOptions(Section):
     )
     families = ('pretrain_network_', 'param_key_', 'strict_load_')
 
-    resume_state: str | None = Field(None, description='a .state file to go on from')
+    resume_state: str | None = Field(None, description='a .state file to resume from')
     ignore_resume_networks: list[str] | None = Field(
-        None, description='network_* that a resume loads from its pretrain_network_* after all'
+        None, description='network_* that a resume loads from its pretrain_network_*'
     )
-    experiments_root: str | None = Field(None, description='parent of run folders; experiments')
-    results_root: str | None = Field(None, description='parent of test folders; results')
-    random_weights: bool = Field(False, description='test without pretrain_network_g on purpose')
+    experiments_root: str | None = Field(
+        None, description='parent folder of runs; default: experiments'
+    )
+    results_root: str | None = Field(None, description='parent folder of tests; default: results')
+    random_weights: bool = Field(False, description='allow a test without pretrain_network_g')
 
 
 class ScaleOptions(Section):
     """Keys of ``train.scale_lr``."""
 
-    batch: int = Field(ge=1, description='the batch that the learning rates are meant for')
-    rule: Literal['linear', 'sqrt'] = Field('linear', description='of the ratio of the batches')
+    batch: int = Field(ge=1, description='the batch size that the learning rates are meant for')
+    rule: Literal['linear', 'sqrt'] = Field('linear', description='scaling rule for the ratio')
 
 
 class SwaOptions(Section):
@@ -261,16 +265,16 @@ class SwaOptions(Section):
     refusal = 'unknown key; there are start, every, lr, anneal_iters, anneal and bn_batches'
 
     start: int | float = Field(
-        0.75, gt=0, description='first iteration whose weights enter; below 1: a share of the run'
+        0.75, gt=0, description='first averaged iteration; below 1: a fraction of total_iter'
     )
-    every: int = Field(100, ge=1, description='iterations between weights that enter')
+    every: int = Field(100, ge=1, description='iterations between averaged weights')
     lr: float | None = Field(
         None, gt=0, description='learning rate of net_g after start; ~: as scheduled'
     )
-    anneal_iters: int = Field(500, ge=0, description='iterations in which the rate goes over to lr')
-    anneal: Literal['cos', 'linear'] = Field('cos', description='how it does')
+    anneal_iters: int = Field(500, ge=0, description='iterations of annealing to lr')
+    anneal: Literal['cos', 'linear'] = Field('cos', description='shape of the annealing')
     bn_batches: int = Field(
-        100, ge=0, description='batches from which batch norms take their statistics at the end'
+        100, ge=0, description='batches that batch norm statistics are computed from at the end'
     )
 
 
@@ -279,8 +283,8 @@ class FreezeOptions(Section):
 
     model_config = ConfigDict(extra='forbid')
 
-    pattern: str = Field(description='a regular expression, searched for in names of parameters')
-    until: int = Field(ge=1, description='last iteration in which they stay as they are')
+    pattern: str = Field(description='a regular expression, matched against parameter names')
+    until: int = Field(ge=1, description='last iteration in which they are frozen')
 
 
 class MixOptions(Section):
@@ -288,8 +292,10 @@ class MixOptions(Section):
 
     refusal = 'unknown key; there are prob and alpha'
 
-    prob: float = Field(gt=0, le=1, description='share of the batches')
-    alpha: float = Field(1.0, gt=0, le=1000, description='of the distribution Beta(alpha, alpha)')
+    prob: float = Field(gt=0, le=1, description='fraction of the batches')
+    alpha: float = Field(
+        1.0, gt=0, le=1000, description='the weight is drawn from Beta(alpha, alpha)'
+    )
 
 
 class MixingOptions(Section):
@@ -298,7 +304,7 @@ class MixingOptions(Section):
     refusal = 'unknown key; there are mixup and cutmix'
 
     mixup: MixOptions | None = Field(None, description='weighted sums of two samples')
-    cutmix: MixOptions | None = Field(None, description='rectangles of another sample')
+    cutmix: MixOptions | None = Field(None, description='rectangles from another sample')
 
 
 class CompileOptions(Section):
@@ -307,13 +313,13 @@ class CompileOptions(Section):
     refusal = 'unknown key; there are backend, mode, fullgraph and dynamic'
 
     backend: Literal['inductor', 'eager', 'aot_eager', 'cudagraphs'] = Field(
-        'inductor', description='what makes code of the graphs'
+        'inductor', description='compiler backend'
     )
     mode: (
         Literal['default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs'] | None
-    ) = Field(None, description="of inductor; ~: 'default'")
-    fullgraph: bool = Field(False, description='refuse networks that are not one graph')
-    dynamic: bool | None = Field(None, description='one program for all sizes; ~: where they vary')
+    ) = Field(None, description="mode of inductor; ~: 'default'")
+    fullgraph: bool = Field(False, description='raise an error on graph breaks')
+    dynamic: bool | None = Field(None, description='dynamic shapes; ~: only if sizes vary')
 
 
 class TrainOptions(Section):
@@ -328,60 +334,60 @@ class TrainOptions(Section):
     total_iter: int = Field(ge=1, description='optimizer steps of the run')
     warmup_iter: int = Field(-1, description='linear learning-rate warm-up; -1: none')
     ema_decay: float = Field(0.0, ge=0, lt=1, description='0: no averaged copy of net_g')
-    ema_warmup: bool = Field(False, description='average over fewer iterations at the start')
+    ema_warmup: bool = Field(False, description='shorter average at the start')
     swa: SwaOptions | None = Field(
-        None, description='the mean of the weights of late iterations as params_swa; ~: none'
+        None, description='stochastic weight averaging, saved as params_swa; ~: none'
     )
     posthoc_ema: bool | Annotated[list[float], Field(min_length=2)] = Field(
         False,
-        description='store averages from which `basicsr average` makes those of any length; or '
-        'their lengths; true: [0.05, 0.1]',
+        description='store averages, or their lengths, for `basicsr average`, which reconstructs '
+        'any length; true: [0.05, 0.1]',
     )
     amp: Literal['bf16', 'fp16'] | None = Field(
-        None, description='autocast precision of the step; ~: float32'
+        None, description='mixed precision (autocast); ~: float32'
     )
     tf32: bool | None = Field(None, description="TF32 on the GPU; ~: torch's default")
     compile: bool | CompileOptions = Field(
-        False, description='torch.compile the trained networks; or how'
+        False, description='torch.compile the trained networks; or its arguments'
     )
     channels_last: bool | Literal['auto'] = Field(
-        False, description='memory layout of networks and images; auto: the first step measures'
+        False, description='memory layout of networks and images; auto: measured in the first step'
     )
     checkpoint_activations: bool = Field(
-        False, description='less memory, a third more time: chains of blocks are computed twice'
+        False, description='recompute blocks in the backward pass: less memory, a third more time'
     )
     norms: Literal['synced', 'frozen'] | None = Field(
-        None, description='batch normalisation over all ranks, or left as it is loaded'
+        None, description='batch normalisation: synced over all ranks, or frozen as loaded'
     )
     sharding: Literal['fsdp'] | None = Field(
-        None, description='fsdp: weights and optimizer state are split over the processes'
+        None, description='fsdp: split weights and optimizer state over the processes'
     )
-    accumulate: int = Field(1, ge=1, description='micro-batches that a batch is computed in')
+    accumulate: int = Field(1, ge=1, description='micro-batches that a batch is split into')
     freeze: list[FreezeOptions] | None = Field(
-        None, description='parameters that are not trained at first, [{pattern, until}]; ~: none'
+        None, description='parameters frozen at first, [{pattern, until}]; ~: none'
     )
-    clip_grad_norm: float | None = Field(None, gt=0, description='largest norm of the gradient')
-    clip_grad_value: float | None = Field(None, gt=0, description='largest value in the gradient')
+    clip_grad_norm: float | None = Field(None, gt=0, description='clip the gradient to this norm')
+    clip_grad_value: float | None = Field(None, gt=0, description='clip gradient values to this')
     on_nonfinite: Literal['stop', 'skip', 'rollback'] = Field(
         'stop',
-        description='where a loss or gradient is not finite: end the run, leave out the step, or '
-        'go back to the last checkpoint and on with later samples',
+        description='if a loss or gradient is not finite: end the run, skip the step, or return to '
+        'the last checkpoint and continue with later samples',
     )
     scale_lr: ScaleOptions | None = Field(
-        None, description='multiply learning rates by the batch of all ranks over this one'
+        None, description='multiply learning rates by the batch of all ranks over this batch'
     )
-    mixing: MixingOptions | None = Field(
-        None, description='mix the samples of some batches with each other'
-    )
+    mixing: MixingOptions | None = Field(None, description='mixup and cutmix within some batches')
 
 
 class ValOptions(Section):
     """Keys of ``val``."""
 
-    val_freq: int | None = Field(None, ge=1, description='iterations; ~: at the end alone')
+    val_freq: int | None = Field(
+        None, ge=1, description='iterations between validations; ~: only at the end'
+    )
     save_img: bool = Field(False, description='write result images')
     suffix: PlainName | None = Field(
-        None, description='ending of image names; ~: the experiment name'
+        None, description='suffix of image names; ~: the experiment name'
     )
     pbar: bool = Field(False, description='progress bar over the images')
     metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
@@ -392,8 +398,8 @@ class ValOptions(Section):
     tile_overlap: int | None = Field(
         None,
         ge=0,
-        description='LQ pixels that a tile sees beyond its own, and over which neighbours are '
-        'blended; ~: as many as the network looks, which gives exactly what the whole image would',
+        description='LQ pixels by which tiles are extended, and over which neighbours are '
+        'blended; ~: the receptive field, which gives exactly the result of the whole image',
     )
     log_images: int = Field(4, ge=0, description='images per set shown in TensorBoard and wandb')
 
@@ -408,7 +414,9 @@ class WandbOptions(Section):
     )
 
     project: str | None = Field(None, description='~: no wandb')
-    resume_id: str | None = Field(None, description='run to go on with; ~: the one of the folder')
+    resume_id: str | None = Field(
+        None, description='wandb run to resume; ~: that of the run folder'
+    )
 
 
 class BestOptions(Section):
@@ -425,14 +433,16 @@ class LoggerOptions(Section):
 
     print_freq: int = Field(100, ge=1, description='iterations between log lines')
     save_checkpoint_freq: int = Field(5000, ge=1, description='iterations between checkpoints')
-    checkpoint_format: Literal['pth', 'safetensors'] = Field('pth', description='of networks')
+    checkpoint_format: Literal['pth', 'safetensors'] = Field(
+        'pth', description='file format of networks'
+    )
     keep_last: int | None = Field(
-        None, ge=1, description='states that are kept, with their networks; ~: all'
+        None, ge=1, description='training states to keep, with their networks; ~: all'
     )
     keep_best: bool | BestOptions = Field(
         False,
-        description='write net_g_best after the best validation so far; true: by the first metric '
-        'on the first set',
+        description='write net_g_best after each best validation; true: by the first metric on '
+        'the first set',
     )
     use_tb_logger: bool = Field(True, description='TensorBoard events in tb_logger/<name>')
     wandb: WandbOptions = Field(default_factory=WandbOptions.defaults)
@@ -444,13 +454,16 @@ class DistOptions(Section):
     refusal = 'unknown key; there are backend, timeout and port'
 
     backend: Literal['nccl', 'gloo'] = Field(
-        'nccl', description='nccl becomes gloo without a GPU, or num_gpu: 0'
+        'nccl', description='gloo is used instead of nccl without a GPU or with num_gpu: 0'
     )
     timeout: float = Field(
         1800, gt=0, lt=1e9, description='seconds that processes wait for each other'
     )
     port: int | None = Field(
-        None, ge=1, lt=2**16, description="for SLURM; ~: MASTER_PORT, or one by the job's number"
+        None,
+        ge=1,
+        lt=2**16,
+        description='for SLURM; ~: MASTER_PORT, or derived from the job number',
     )
 
 
@@ -463,22 +476,24 @@ class Options(Section):
         'l1_gt_usm percep_gt_usm gan_gt_usm'
     )
 
-    name: PlainName = Field(description='of the run; debug inside: debug mode')
+    name: PlainName = Field(description='name of the run; debug mode if it contains debug')
     model_type: str = Field(description='class in MODEL_REGISTRY')
     scale: int | None = Field(None, ge=1, description='GT size / LQ size')
     num_gpu: Annotated[int, Field(ge=0)] | Literal['auto'] | None = Field(
         None, description='0: CPU; auto: all GPUs; ~: one GPU if there is one'
     )
-    manual_seed: int | None = Field(None, ge=0, le=2**62, description='~: drawn, and logged')
-    deterministic: bool = Field(False, description='deterministic kernels only; slower on GPUs')
+    manual_seed: int | None = Field(
+        None, ge=0, le=2**62, description='random seed; ~: drawn, and logged'
+    )
+    deterministic: bool = Field(False, description='only deterministic kernels; slower on GPUs')
     strict_options: bool | Literal['all'] = Field(
-        True, description='refuse keys that nearly spell a known one; all: every key not read'
+        True, description='refuse misspelled keys; all: refuse every key that is not read'
     )
     plugins: list[str] = Field([], description="folders with the user's *_arch.py, *_model.py, …")
     path: PathOptions = Field(default_factory=PathOptions.defaults)
     val: ValOptions | None = None
     dist_params: DistOptions = Field(default_factory=DistOptions.defaults)
-    find_unused_parameters: bool = Field(False, description='of DistributedDataParallel')
+    find_unused_parameters: bool = Field(False, description='passed to DistributedDataParallel')
 
     @classmethod
     def names_files(cls, key: str) -> bool:
