@@ -181,8 +181,8 @@ class TrainDatasetOptions(DatasetOptions):
     )
     prefetch_mode: Literal['cpu', 'cuda'] | None = Field(
         None,
-        description='cpu: a thread prefetches batches; cuda: it also copies them to the GPU ahead of '
-        'time; ~: cuda with pin_memory, else cpu if there are loader processes',
+        description='cpu: a thread prefetches batches; cuda: it also copies them to the GPU '
+        'ahead of time; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
     cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
     on_error: Literal['raise', 'skip'] = Field(
