@@ -1,4 +1,4 @@
-"""Optimizers, their parameter groups and learning-rate schedules, as options describe them."""
+"""Build optimizers, parameter groups and learning-rate schedules from options."""
 
 import inspect
 import logging

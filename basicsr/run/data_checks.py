@@ -1,4 +1,4 @@
-"""Sizes that do not fit and images that cannot be read, found before any folder is touched."""
+"""Checks of data, sizes and schedules before a run starts and any folder is touched."""
 
 import itertools
 import logging
@@ -263,7 +263,7 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
     problems = gather_lists(problems)
     if problems:
         raise UserError(
-            f'{len(problems)} images of the validation sets cannot be used: {some(problems, 5)}'
+            f'{len(problems)} images of the validation sets are unreadable: {some(problems, 5)}'
         )
 
 

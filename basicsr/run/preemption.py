@@ -1,7 +1,6 @@
-"""Being asked to stop, and being started again.
+"""Preemption: stop all ranks after the same iteration on SIGTERM, SIGUSR1 or Ctrl-C, and resume.
 
-SIGTERM, SIGUSR1 and Ctrl-C end a run at an iteration on which all ranks agree; a run that torchrun
-starts again goes on by itself.
+A run that torchrun restarts resumes by itself.
 """
 
 import logging
@@ -131,7 +130,7 @@ def _say(text: bytes) -> None:
 
 
 def leave(iteration: int, number: int) -> NoReturn:
-    """End this process, as a signal asks for, and say how to go on from a state that is saved."""
+    """Exit as a signal asks, and say how to resume from the state that has been saved."""
     is_interrupt = number == signal.SIGINT
     cause, again = 'Interrupted' if is_interrupt else 'Asked to stop', command_line('--auto_resume')
     logger.warning(
@@ -141,7 +140,7 @@ def leave(iteration: int, number: int) -> NoReturn:
 
 
 def last_state(opt: Mapping[str, Any]) -> str:
-    """What a run that is interrupted has saved before, if anything, and how to go on with it."""
+    """The last state that an interrupted run has saved, if any, and how to resume from it."""
     states = numbered_states(opt['path']['training_states'])
     # At the start the folder may be that of an earlier run.
     if not states or progress.current.phase == 'start':
@@ -154,7 +153,7 @@ def was_begun_by_launcher(folder: str | Path) -> bool:
     """Whether the torchrun that started this process, on any node, has begun the run of a folder.
 
     The number of restarts would not tell: a node that joins later counts its own, and a run that
-    fails before it has a folder must not go on with the one before it.
+    fails before it has a folder must not resume the one before it.
     """
     agents = _agents()
     file = Path(folder) / _AGENTS

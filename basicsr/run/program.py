@@ -1,4 +1,4 @@
-"""A pipeline as a program: its options, process group and seeds, and errors as exit status."""
+"""Run a pipeline as a program: options, process group, seeds; errors become an exit status."""
 
 import argparse
 import logging
@@ -33,9 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argparse.Namespace]:
-    """Make this process ready for what its command line asks for.
-
-    Plug-ins are imported, the process group is joined, cores are shared out, generators seeded.
+    """Prepare this process: import plug-ins, join the process group, divide the cores, seed.
 
     Args:
         root_path: Parent of ``experiments/`` and ``results/``.

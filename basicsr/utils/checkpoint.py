@@ -140,7 +140,7 @@ def _check_space(content: dict, path: Path) -> None:
         raise OSError(
             errno.ENOSPC,
             f'it needs {sizeof_fmt(needed)}. Free some space, or keep fewer checkpoints '
-            '(logger.keep_last), and go on with --auto_resume.',
+            '(logger.keep_last), and resume with --auto_resume.',
         )
 
 

@@ -22,7 +22,7 @@ def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
     if {'iter', 'optimizers'} <= content.keys():
         return (
             'is a training state, which holds no weights of networks: these are beside it, in '
-            f'models/net_g_{content["iter"]}.pth. To go on with its run, set path.resume_state.'
+            f'models/net_g_{content["iter"]}.pth. To resume its run, set path.resume_state.'
         )
     if {'lengths', 'averages'} <= content.keys():
         return 'holds averages of train.posthoc_ema: make a network of them with basicsr average.'

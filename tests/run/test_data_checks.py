@@ -95,7 +95,7 @@ def test_images_of_validation_sets_are_read_before_the_first_step(refused, image
     gt, lq = image_pairs('broken', 3, (24, 28))
     (Path(lq) / '0001.png').write_bytes(b'x')
     refused(
-        r'1 images of the validation sets cannot be used: val: cannot read .*0001\.png',
+        r'1 images of the validation sets are unreadable: val: cannot read .*0001\.png',
         datasets__val={'type': 'PairedImageDataset', 'dataroot_gt': gt, 'dataroot_lq': lq},
     )
 
