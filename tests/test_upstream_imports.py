@@ -5,7 +5,7 @@ import re
 
 import cv2
 import pytest
-from runs import checkpoint, log_text, rows
+from runs import checkpoint, differences, log_text, rows
 
 # Taken from GFPGAN, HAT, Real-ESRGAN, VQFR, AnimeSR, MM-RealSR, DRCT, PLKSR, BasicSR-examples.
 IMPORTED = {
@@ -136,3 +136,38 @@ def test_a_project_in_the_style_of_upstream_tests_its_checkpoint(run, handwritte
 def test_a_project_that_starts_its_scores_only_once_validates(run, handwritten_opt):
     logged = rows(run(handwritten_opt('OnceStartedModel')))
     assert [row['iter'] for row in logged if 'metrics/val/psnr' in row] == [1, 2]
+
+
+OWN_SETTINGS = """
+from basicsr.archs import build_network
+from basicsr.losses import build_loss
+from basicsr.models.sr_model import SRModel
+from basicsr.utils.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class OwnSettings(SRModel):
+    def init_training_settings(self):
+        self.net_g.train()
+        self.ema_decay = self.opt['train'].get('ema_decay', 0)
+        if self.ema_decay > 0:
+            self.net_g_ema = build_network(self.opt['network_g']).to(self.device)
+            self.model_ema(0)
+            self.net_g_ema.eval()
+        self.cri_pix = build_loss(self.opt['train']['pixel_opt']).to(self.device)
+        self.cri_perceptual, self.cri_others = None, {}
+        self.setup_optimizers()
+        self.setup_schedulers()
+"""
+
+
+def test_an_average_that_a_subclass_builds_itself_is_updated_saved_and_resumed(
+    run, train_opt, tmp_path
+):
+    (tmp_path / 'own_model.py').write_text(OWN_SETTINGS)
+    ours = run(train_opt(name='ours'))
+    own = {'model_type': 'OwnSettings', 'plugins': ['.']}
+    theirs = run(train_opt(name='theirs', **own))
+    files = [checkpoint(folder, 'net_g_6.pth') for folder in (ours, theirs)]
+    assert files[1].keys() == {'params', 'params_ema', 'basicsr'}
+    assert differences(*files) == []

@@ -93,8 +93,19 @@ class Networks:
         net = self._copy_of(label)  # a copy, so both start alike if weights are partially loaded
         self._load_pretrained(net, label, 'params_ema')
         setattr(self, f'net_{label}_ema', net)
-        average = ExponentialAverage(net, decay, train_opt.get('ema_warmup', False))
-        self.averages.setdefault(label, []).insert(0, average)
+        self.adopt_ema(label)
+
+    def adopt_ema(self, label: str) -> None:
+        """Register ``net_<label>_ema``, also one that a subclass has built, as an average.
+
+        From then on it is updated unless ``model_ema`` has been called in an iteration, and saved.
+        """
+        net, train_opt = getattr(self, f'net_{label}_ema', None), self.opt['train']
+        averages = self.averages.setdefault(label, [])
+        if net is None or any(isinstance(average, ExponentialAverage) for average in averages):
+            return
+        decay, warmup = train_opt.get('ema_decay', 0), train_opt.get('ema_warmup', False)
+        averages.insert(0, ExponentialAverage(net, decay, warmup))
 
     def add_averages(self, label: str) -> None:
         """Create the averages of ``train.swa`` and ``train.posthoc_ema``."""

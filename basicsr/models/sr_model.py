@@ -43,6 +43,7 @@ class SRModel(BaseModel):
         if self.is_train:
             self.add_averages('g')
             self.init_training_settings()
+            self.adopt_ema('g')  # a subclass may have settings of its own
 
     def init_training_settings(self) -> None:
         self.net_g.train()
