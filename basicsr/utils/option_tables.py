@@ -516,7 +516,7 @@ class TrainingOptions(Options):
         for number, stage in enumerate(stages):
             where = *path, str(number)
             if stage.iters is None and stage is not stages[-1]:
-                yield where, 'needs iters: only the last stage lasts to the end'
+                yield where, 'needs iters: only the last stage goes on to the end'
             if stage.gt_size is None and own_size is None:
                 yield where, 'needs a gt_size, since datasets.train has none'
             sizes = stage.gt_size if isinstance(stage.gt_size, list) else [stage.gt_size or 0]
