@@ -19,7 +19,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from basicsr.utils.text import sizeof_fmt
 
-from .progressive import Schedule, crop_sizes
+from .progressive import crop_sizes, training_stages
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: in
     sizes, memory = crop_sizes(dataset_opt), _memory()
     if not sizes or memory is None:
         return
-    stages = Schedule(dataset_opt, gpus=gpus).stages
+    stages = training_stages(dataset_opt)
     samples, size = max(
         ((gpus * stage.batch_size, max(stage.sizes or sizes)) for stage in stages),
         key=lambda batch: batch[0] * batch[1] ** 2,

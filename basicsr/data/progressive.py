@@ -58,7 +58,7 @@ class Schedule:
         self.seed = seed
         self.gpus = gpus
         self.start_iter = start_iter
-        self.stages = _stages(dataset_opt)
+        self.stages = training_stages(dataset_opt)
         self._firsts = [stage.first for stage in self.stages]
 
     def stage(self, iteration: int) -> Stage:
@@ -112,13 +112,18 @@ class Schedule:
 def crop_sizes(dataset_opt: Mapping[str, Any]) -> list[int]:
     """All sides of the GT crops that a training set makes; empty if its options say none."""
     if dataset_opt.get('progressive'):
-        stages = _stages(dataset_opt)
+        stages = training_stages(dataset_opt)
         return sorted({size for stage in stages for size in stage.sizes})
     size = dataset_opt.get('gt_size')
     return [] if size is None else [size]
 
 
-def _stages(dataset_opt: Mapping[str, Any]) -> list[Stage]:
+def training_stages(dataset_opt: Mapping[str, Any]) -> list[Stage]:
+    """The stages of ``progressive``; without it, a single one that never ends.
+
+    Raises:
+        UserError: A stage has no crop size, and the training set has none either.
+    """
     own_batch = dataset_opt['batch_size_per_gpu']
     if not dataset_opt.get('progressive'):
         return [Stage(1, own_batch)]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr_scheduler
 
 from basicsr.data import gpus_per_process
-from basicsr.data.progressive import Schedule
+from basicsr.data.progressive import training_stages
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import argument_problems, building, import_name
@@ -242,7 +242,8 @@ def learning_rate_factor(opt: Mapping[str, Any]) -> float:
     if not rule:
         return 1.0
     gpus = gpus_per_process(opt['num_gpu'], opt['dist']) * get_dist_info()[1]
-    ratio = Schedule(opt['datasets']['train'], gpus=gpus).batch_size(1) / rule['batch']
+    batch_size = training_stages(opt['datasets']['train'])[0].batch_size * gpus
+    ratio = batch_size / rule['batch']
     factor = math.sqrt(ratio) if rule['rule'] == 'sqrt' else ratio
     logger.info('Learning rates are multiplied by %g (train.scale_lr).', factor)
     return factor
