@@ -15,6 +15,7 @@ from typing import Any
 
 from basicsr.data import build_dataloader, build_dataset
 from basicsr.models import build_model
+from basicsr.models.preparation import warn_of_own_results
 from basicsr.run.agreement import check_same_data
 from basicsr.run.data_checks import try_metrics
 from basicsr.run.option_checks import check_unread
@@ -55,6 +56,7 @@ def test_pipeline(root_path: str | Path) -> None:
     model = build_model(opt)
     check_unread(opt)
     try_metrics(opt, loaders)
+    warn_of_own_results(model)
 
     if opt['rank'] == 0:
         claim_folder(path['results_root'])

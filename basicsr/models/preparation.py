@@ -216,3 +216,18 @@ def warn_of_own_step(model: Any) -> None:
             'have no effect.',
             *(type(model).__name__, ', train.'.join(names)),
         )
+
+
+def warn_of_own_results(model: Any) -> None:
+    """Warn of options of ``val`` that a model which restores in its own way may not honour."""
+    hooks = dict.fromkeys(('tile', 'tile_overlap'), ('results', 'test'))
+    hooks['self_ensemble'] = ('results', 'test_selfensemble')
+    for key, names in hooks.items():
+        functions = [getattr(type(model), name, warn_of_own_results) for name in names]
+        own = [f.__name__ for f in functions if not f.__module__.startswith('basicsr.')]
+        if own and (model.opt['val'] or {}).get(key):
+            logger.warning(
+                'val.%s: %s has its own %s, so the option applies only if that calls super() or '
+                'reads it.',
+                *(key, type(model).__name__, ' and '.join(own)),
+            )

@@ -17,6 +17,7 @@ from basicsr.data.prefetch_dataloader import images_to_float
 from basicsr.data.progressive import crop_sizes
 from basicsr.metrics import calculate_metric
 from basicsr.metrics.metric import find_metric, is_set_metric, needs_reference
+from basicsr.models.preparation import warn_of_own_results
 from basicsr.models.sr_model import SRModel
 from basicsr.utils.dist_util import gather_lists, get_dist_info
 from basicsr.utils.errors import UserError
@@ -82,6 +83,7 @@ def try_schedules(model: Any) -> None:
 def _warn_of_vain_options(model: Any, loaders: Any) -> None:
     """Name options that this model, or this run, cannot honour."""
     name, train_opt = type(model).__name__, model.opt['train']
+    warn_of_own_results(model)
     if (model.opt['val'] or {}).get('val_freq') and not loaders.val and not model.draws_samples:
         logger.warning(
             'val.val_freq: there is no validation set, and %s draws no samples: nothing is '

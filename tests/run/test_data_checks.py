@@ -12,6 +12,7 @@ from basicsr.archs.srvgg_arch import SRVGGNetCompact
 from basicsr.models import build_model
 from basicsr.models.sr_model import SRModel
 from basicsr.run.data_checks import look_through, try_metrics, try_schedules
+from basicsr.utils.registry import MODEL_REGISTRY
 
 
 @pytest.fixture
@@ -250,3 +251,21 @@ def test_a_metric_is_tried_on_other_images_where_the_first_is_too_small(
 )
 def test_paths_of_other_types_are_refused(refused, path, message):
     refused(message, path=path)
+
+
+def test_options_that_a_model_with_its_own_test_may_not_honour_are_named(
+    run, train_opt, monkeypatch
+):
+    class OwnTestModel(SRModel):
+        def test(self):
+            self.output = self.net_g(self.lq)
+
+    monkeypatch.setitem(MODEL_REGISTRY._obj_map, 'OwnTestModel', OwnTestModel)
+    opt = train_opt(model_type='OwnTestModel', train__total_iter=1)
+    opt['val'].update(tile=8, self_ensemble=True)
+    warnings = [line for line in log_text(run(opt)).splitlines() if 'WARNING' in line]
+    named = [line.split('WARNING: ')[1] for line in warnings if 'OwnTestModel' in line]
+    assert named == [
+        'val.tile: OwnTestModel has its own test, so the option applies only if that calls super() '
+        'or reads it.'
+    ]
