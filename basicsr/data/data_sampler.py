@@ -4,40 +4,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
 
-import numpy as np
 import torch
 from torch.utils.data import Sampler
 
 from basicsr.utils.errors import UserError
 from basicsr.utils.rng import mix
-
-# Beyond, torch.randperm draws 64 bits a place.
-_LARGEST_32_BIT_SHUFFLE = (2**32 - 1) // 20 - 1
-
-
-def permutation(count: int, seed: int) -> Iterator[int]:
-    """The numbers of ``torch.randperm(count)`` for a generator with ``seed``, from the first on.
-
-    In the shuffle of Fisher and Yates, run forwards, a place is final as soon as it has been
-    drawn: an epoch of any length begins at once, and needs four bytes a number.
-    """
-    if count > _LARGEST_32_BIT_SHUFFLE:
-        for part in torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(
-            4096
-        ):
-            yield from part.tolist()
-        return
-    bits = np.random.MT19937()
-    np.random.RandomState(bits).seed(seed)  # the seeding that torch has
-    order = np.arange(count, dtype=np.int32).data  # a memoryview: quicker by the item
-    for start in range(0, count, 4096):
-        places = np.arange(start, min(start + 4096, count))
-        draws = bits.random_raw(len(places)).astype(np.int64)
-        partners = places + draws % (count - places)
-        for place, partner in zip(places.tolist(), partners.tolist(), strict=True):
-            value = order[partner]
-            order[partner] = order[place]
-            yield value
 
 
 class EnlargedSampler(Sampler[int]):
@@ -65,9 +36,13 @@ class EnlargedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         # A generator takes 32 bits of its seed.
         seed = mix(self.seed, self.epoch) >> 32 if self.seed else self.epoch
-        order = permutation(self.total_size, seed)
-        for index in itertools.islice(order, self.rank, None, self.num_replicas):
-            yield index % len(self.dataset)
+        number = torch.int32 if self.total_size < 2**31 else torch.int64
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.total_size, generator=generator, dtype=number)
+        share = order[self.rank :: self.num_replicas].clone()
+        del order  # the share of one rank among many is small
+        for part in share.split(4096):
+            yield from (part % len(self.dataset)).tolist()
 
     def __len__(self) -> int:
         return self.num_samples
