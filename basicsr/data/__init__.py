@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import random
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plug
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
 from .bad_images import MOST_ATTEMPTS, BadImages, ReportedDataset, collate_reported
-from .batch_memory import BatchMemory, warn_of_large_batches
+from .batch_memory import BatchMemory, gives_stored, warn_of_large_batches
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
 from .image_cache import ImageCache
@@ -125,6 +126,8 @@ def build_dataloader(
             options['collate_fn'] = import_name(name, 'datasets.train.collate_fn')
         elif prefetch and start is not None:
             options['collate_fn'] = BatchMemory()
+            if isinstance(dataset, SeededDataset):
+                dataset.takes_stored = gives_stored(dataset.dataset)
     elif isinstance(dataset, IterableDataset):
         raise UserError(
             f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
@@ -237,6 +240,9 @@ class SeededDataset(DatasetAround):
         seed: Seed of the samples' randomness.
         sampler: The sampler of the indices.
         bad_images: Whether unreadable images are replaced; default: they are not.
+
+    Attributes:
+        takes_stored: Let workers hand out a ``StoredSample``, which ``BatchMemory`` converts.
     """
 
     def __init__(
@@ -250,6 +256,7 @@ class SeededDataset(DatasetAround):
         self.seed = seed
         self.sampler = sampler
         self.bad_images = bad_images or BadImages()
+        self.takes_stored = False
 
     def __getitem__(self, sample: tuple[int, ...]) -> Any:
         number, index, *gt_size = sample
@@ -275,8 +282,11 @@ class SeededDataset(DatasetAround):
         return mix(self.seed, number, attempt) % len(self)
 
     def _read(self, number: int, index: int) -> Any:
-        if torch.utils.data.get_worker_info() is not None:
-            seed_cpu(self.seed, number)
-            return self.dataset[index]
-        with seeded(self.seed, number):  # the process's own generators are the model's
-            return self.dataset[index]
+        if torch.utils.data.get_worker_info() is None:
+            with seeded(self.seed, number):  # the process's own generators are the model's
+                return self.dataset[index]
+        if self.takes_stored:
+            random.seed(mix(self.seed, number))  # as seed_cpu does; the others are not drawn from
+            return self.dataset.stored(index)  # pyright: ignore[reportAttributeAccessIssue]
+        seed_cpu(self.seed, number)
+        return self.dataset[index]

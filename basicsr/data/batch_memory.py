@@ -2,7 +2,9 @@
 
 DataLoader allocates shared memory for every batch and frees it after use. That costs more than
 collating crops: each page is zeroed, and mapped by two processes. Here each worker keeps a few
-batches of shared memory and fills them in turn; the main process copies them.
+batches of shared memory and fills them in turn; the main process copies them. Crops of 8-bit images
+go there as bytes, straight from where the images are stored, and become floats in that copy, or on
+the GPU: workers then move a fourth of the memory, and each value once.
 """
 
 import logging
@@ -11,30 +13,78 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
 from basicsr.utils.text import sizeof_fmt
 
+from .data_util import image_tensor
 from .progressive import crop_sizes, training_stages
+from .transforms import turned_planes
 
 logger = logging.getLogger(__name__)
+
+
+class StoredSample(NamedTuple):
+    """A sample before its conversion to tensors.
+
+    Attributes:
+        images: Views (h, w, c) of stored images, BGR or gray.
+        how: Of ``image_tensor``: color, mean, std, keep_uint8, orientation.
+        rest: What else the sample has.
+    """
+
+    images: Mapping[str, np.ndarray]
+    how: tuple
+    rest: Mapping[str, Any]
+
+    def tensors(self) -> dict[str, Any]:
+        """The sample as a dataset gives it."""
+        return {k: image_tensor(image, *self.how) for k, image in self.images.items()} | self.rest
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether the tensors hold the stored bytes, or these divided by 255."""
+        color, mean, *_ = self.how
+        bytes_only = all(image.dtype == np.uint8 for image in self.images.values())
+        return bytes_only and color != 'y' and mean is None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes (c, h, w) of the tensors."""
+        order = (2, 1, 0) if self.how[-1][2] else (2, 0, 1)
+        return {key: tuple(i.shape[n] for n in order) for key, i in self.images.items()}
+
+
+def gives_stored(dataset: Any) -> bool:
+    """Whether a dataset has ``stored(index)``, and ``dataset[index]`` is that as tensors.
+
+    A subclass that overrides ``__getitem__`` may do anything to its samples.
+    """
+    owners = [
+        next((cls for cls in type(dataset).__mro__ if name in vars(cls)), None)
+        for name in ('__getitem__', 'stored')
+    ]
+    return owners[0] is owners[1] and getattr(dataset, 'gives_stored', True)
 
 
 @dataclass
 class _Filled:
     """A worker's message that one of its slots has been filled.
 
-    ``batch`` has None in place of each tensor; the tensors come with the slot's first use.
+    ``batch`` has None in place of each tensor; the tensors come with the slot's first use. Those
+    called ``floats`` hold bytes in place of floats in [0, 1].
     """
 
     worker: int
     slot: int
     batch: dict[str, Any]
     tensors: dict[str, Tensor] | None
+    floats: tuple[str, ...] = ()
 
 
 class BatchMemory:
@@ -51,13 +101,15 @@ class BatchMemory:
 
     def __call__(self, samples: list[Any]) -> Any:
         worker = get_worker_info()
+        if worker and all(type(s) is StoredSample and s.is_bytes for s in samples):
+            return self._of_bytes(samples, worker.id)
+        samples = [s.tensors() if type(s) is StoredSample else s for s in samples]
         if worker is None or type(samples[0]) is not dict:
             return default_collate(samples)
         keys = [key for key, value in samples[0].items() if type(value) is Tensor]
         if not keys:
             return default_collate(samples)
-        slot, self._next = self._next, (self._next + 1) % len(self._slots)
-        tensors = None
+        slot, tensors = self._next_slot(), None
         if _fits(samples, keys, self._slots[slot]):
             for key, tensor in self._slots[slot].items():
                 torch.stack([sample[key] for sample in samples], out=tensor)
@@ -68,9 +120,37 @@ class BatchMemory:
         batch = dict.fromkeys(samples[0]) | default_collate(rest)
         return _Filled(worker.id, slot, batch, tensors)
 
+    def _of_bytes(self, samples: list[StoredSample], worker: int) -> Any:
+        """Fill a slot with the stored bytes of the samples."""
+        shapes = samples[0].shapes
+        if any(sample.shapes != shapes for sample in samples):
+            return self([sample.tensors() for sample in samples])
+        slot, tensors = self._next_slot(), None
+        sizes = {key: (torch.uint8, (len(samples), *shape)) for key, shape in shapes.items()}
+        if {key: (t.dtype, tuple(t.shape)) for key, t in self._slots[slot].items()} != sizes:
+            tensors = {
+                key: torch.empty(size, dtype=dtype).share_memory_()
+                for key, (dtype, size) in sizes.items()
+            }
+            self._slots[slot] = tensors
+        for key, tensor in self._slots[slot].items():
+            for sample, out in zip(samples, tensor.numpy(), strict=True):
+                turned_planes(sample.images[key], sample.how[-1], out)
+        batch = dict.fromkeys(shapes) | default_collate([sample.rest for sample in samples])
+        keeps_bytes = samples[0].how[3]
+        return _Filled(worker, slot, batch, tensors, () if keeps_bytes else tuple(shapes))
+
+    def _next_slot(self) -> int:
+        slot, self._next = self._next, (self._next + 1) % len(self._slots)
+        return slot
+
     @staticmethod
-    def unpack(batches: Iterable[Any], pin_memory: bool) -> Iterator[Any]:
-        """The batches in memory of their own, page-locked if asked for."""
+    def unpack(batches: Iterable[Any], pin_memory: bool, to_float: bool = True) -> Iterator[Any]:
+        """The batches in memory of their own, page-locked if asked for.
+
+        Args:
+            to_float: Make floats of bytes that stand for them.
+        """
         known: dict[tuple[int, int], dict[str, Tensor]] = {}
         for item in batches:
             if not isinstance(item, _Filled):
@@ -79,7 +159,8 @@ class BatchMemory:
             if item.tensors is not None:
                 known[item.worker, item.slot] = item.tensors
             tensors = known[item.worker, item.slot].items()
-            yield item.batch | {key: _copy(value, pin_memory) for key, value in tensors}
+            floats = item.floats if to_float else ()
+            yield item.batch | {k: _copy(v, pin_memory, k in floats) for k, v in tensors}
 
 
 def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: int) -> None:
@@ -121,12 +202,16 @@ def _memory() -> int | None:
     return min(limits, default=None)
 
 
-def _copy(tensor: Tensor, pin_memory: bool) -> Tensor:
-    """A copy of a contiguous tensor, made only by the calling thread.
+def _copy(tensor: Tensor, pin_memory: bool, to_float: bool) -> Tensor:
+    """A copy of a contiguous tensor, made only by the calling thread; of bytes, as floats.
 
     Were it torch's, OpenMP would start threads of their own for the calling one, more than there
     are cores, and from then on let all of its threads sleep where they wait for each other.
     """
+    if to_float:
+        copy = torch.empty_like(tensor, dtype=torch.float32, pin_memory=pin_memory)
+        np.divide(tensor.numpy(), np.float32(255), out=copy.numpy(), dtype=np.float32)
+        return copy
     copy = torch.empty_like(tensor, pin_memory=pin_memory)
     copy.view(torch.uint8).numpy()[:] = tensor.view(torch.uint8).numpy()
     return copy

@@ -11,6 +11,7 @@ from basicsr.utils.errors import UserError
 from basicsr.utils.registry import DATASET_REGISTRY
 
 from . import build_dataset
+from .batch_memory import StoredSample, gives_stored
 
 # What belongs to the whole; the parts take all other options that they do not have themselves.
 _OWN_OPTIONS = ('type', 'name', 'parts', 'weights')
@@ -47,6 +48,7 @@ class ConcatDataset(Dataset):
                     f'parts: {part["type"]} is read from front to back, and cannot be mixed with '
                     'others: give it a training set of its own.'
                 )
+        self.gives_stored = all(map(gives_stored, self.parts))
         self.lengths = [len(part) for part in self.parts]
         weights = opt.get('weights')
         if weights is not None and opt.get('phase', 'train') != 'train':
@@ -72,10 +74,19 @@ class ConcatDataset(Dataset):
             part.set_gt_size(gt_size)
 
     def __getitem__(self, index: int) -> Any:
+        part, index = self._located(index)
+        return part[index]
+
+    def stored(self, index: int) -> StoredSample:
+        """The sample before its conversion, if all parts have such."""
+        part, index = self._located(index)
+        return part.stored(index)
+
+    def _located(self, index: int) -> tuple[Any, int]:
         if not 0 <= index < len(self):
             raise IndexError(f'sample {index} of {len(self)}.')
         part, index = self.locate(index)
-        return self.parts[part][index]
+        return self.parts[part], index
 
     def __len__(self) -> int:
         return int(self.ends[-1])

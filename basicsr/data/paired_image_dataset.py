@@ -11,13 +11,13 @@ from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.file_client import FileClient
 from basicsr.utils.registry import DATASET_REGISTRY
 
+from .batch_memory import StoredSample
 from .data_util import (
     ImageReader,
     check_distinct_names,
     check_files_exist,
     check_image_options,
     check_template,
-    image_tensor,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
     pairs_of_folders,
@@ -61,6 +61,11 @@ class PairedImages:
         self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
     ) -> dict[str, Tensor | str]:
         """The sample of two images (h, w, c), and their paths ``lq_path`` and ``gt_path``."""
+        return self._stored_sample(gt, lq, pair).tensors()
+
+    def _stored_sample(
+        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
+    ) -> StoredSample:
         orientation = UPRIGHT
         if self.phase == 'train':
             self._check_sizes(gt, lq, pair)
@@ -80,7 +85,7 @@ class PairedImages:
             gt = self._cut(gt, lq, pair)
         # Only now: a crop is cheaper to convert than the image.
         how = self.color, self.mean, self.std, self.uint8_batch, orientation
-        return {'lq': image_tensor(lq, *how), 'gt': image_tensor(gt, *how), **pair}
+        return StoredSample({'lq': lq, 'gt': gt}, how, pair)
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]) -> np.ndarray:
         """GT without the rows and columns that did not make a whole LQ pixel."""
@@ -202,10 +207,14 @@ class PairedImageDataset(PairedImages, Dataset):
             logger.warning('dataroot_lq is dataroot_gt (%s): LQ and GT are equal.', self.gt_folder)
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
+        return self.stored(index).tensors()
+
+    def stored(self, index: int) -> StoredSample:
+        """The sample before its conversion; of random generators, only ``random`` is used."""
         pair = self.paths[index]
         gt = self._read_gt(index, pair['gt_path'])
         lq = self._read_lq(index, pair['lq_path'])
-        return self._sample(gt, lq, pair)
+        return self._stored_sample(gt, lq, pair)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -91,10 +91,15 @@ class PrefetchDataLoader(DataLoader):
     Args:
         num_prefetch_queue: Batches kept ready.
         **kwargs: Arguments of DataLoader.
+
+    Attributes:
+        to_float: Whether ``BatchMemory`` makes floats of bytes that stand for them; if not, a GPU
+            should.
     """
 
     def __init__(self, num_prefetch_queue: int, **kwargs: Any):
         self.num_prefetch_queue = num_prefetch_queue
+        self.to_float = True
         super().__init__(**kwargs)
 
     def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -102,7 +107,8 @@ class PrefetchDataLoader(DataLoader):
         workers = getattr(batches, '_workers', ())  # processes that torch has no public name for
         if isinstance(self.collate_fn, BatchMemory):
             # Without a GPU there is no such memory, and the option has no effect.
-            batches = BatchMemory.unpack(batches, self.pin_memory and torch.cuda.is_available())
+            pin_memory = self.pin_memory and torch.cuda.is_available()
+            batches = BatchMemory.unpack(batches, pin_memory, self.to_float)
         size = self.batch_size or getattr(self.batch_sampler, 'batch_size', None)
         makers = f'{self.num_workers} loader processes' if self.num_workers else 'a thread'
         what = f'{makers} make batches of {size or "some"} samples'

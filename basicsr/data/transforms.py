@@ -137,17 +137,27 @@ def turn(img: np.ndarray, orientation: tuple[bool, bool, bool]) -> np.ndarray:
     return img.swapaxes(0, 1) if rot90 else img
 
 
-def turned_planes(img: np.ndarray, orientation: tuple[bool, bool, bool] = UPRIGHT) -> np.ndarray:
-    """The planes (c, h, w), RGB, of an image (h, w, c), BGR or gray, turned by ``turn``; a copy."""
+def turned_planes(
+    img: np.ndarray,
+    orientation: tuple[bool, bool, bool] = UPRIGHT,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """A copy of the planes (c, h, w), RGB, of an image (h, w, c), BGR or gray, turned by ``turn``.
+
+    Args:
+        out: Where to write them; default: a new array.
+    """
     hflip, vflip, rot90 = orientation
+    if out is None:
+        height, width = img.shape[1::-1] if rot90 else img.shape[:2]
+        out = np.empty((img.shape[2], height, width), img.dtype)
     planes = img.transpose(2, 0, 1)
     planes = planes[::-1] if len(planes) == 3 else planes
     if planes[0].size < _LARGE or not (hflip or rot90):
-        turned = turn(planes.transpose(1, 2, 0), orientation)
-        return np.ascontiguousarray(turned.transpose(2, 0, 1))
+        out[:] = turn(planes.transpose(1, 2, 0), orientation).transpose(2, 0, 1)
+        return out
     # numpy copies such views pixel by pixel; OpenCV, plane by plane, in half the time.
     code = _FLIP_CODES.get((hflip, vflip))
-    out = np.empty((len(planes), *(img.shape[1::-1] if rot90 else img.shape[:2])), img.dtype)
     for i in range(len(planes)):
         plane = planes[i]
         if code is not None:

@@ -142,14 +142,16 @@ def _warn_of_another_batch(size: int, before: int | None) -> None:
 def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
     """The batches of the loader, prefetched to the GPU with ``prefetch_mode: cuda``."""
     dataset_opt = opt['datasets']['train']
-    batches = CPUPrefetcher(train_loader)
+    batches, are_bytes = CPUPrefetcher(train_loader), dataset_opt['uint8_batch']
     if dataset_opt['prefetch_mode'] == 'cuda':
         if opt['num_gpu'] == 0:
             logger.warning('prefetch_mode cuda has no effect on the CPU.')
         elif not dataset_opt['pin_memory']:
             raise UserError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
+        if opt['num_gpu'] and getattr(train_loader.dataset, 'takes_stored', False):
+            train_loader.to_float, are_bytes = False, True  # a fourth to copy, and no work of a CPU
         batches = CUDAPrefetcher(train_loader, opt)
-    return map(images_to_float, batches) if dataset_opt['uint8_batch'] else iter(batches)
+    return map(images_to_float, batches) if are_bytes else iter(batches)
 
 
 def create_train_val_dataloader(

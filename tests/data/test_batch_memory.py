@@ -1,14 +1,16 @@
 import itertools
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from basicsr.data import batch_memory, build_dataloader
+from basicsr.data import batch_memory, build_dataloader, build_dataset
 from basicsr.data.batch_memory import BatchMemory
 from basicsr.data.data_sampler import EnlargedSampler
-from basicsr.data.prefetch_dataloader import PrefetchDataLoader
+from basicsr.data.paired_image_dataset import PairedImageDataset
+from basicsr.data.prefetch_dataloader import PrefetchDataLoader, images_to_float
 
 
 class Samples(Dataset):
@@ -204,3 +206,71 @@ def test_batches_that_the_memory_does_not_hold_are_warned_of(
 
 def test_the_memory_of_the_machine_is_known():
     assert 2**27 < batch_memory._memory() < 2**50
+
+
+def first_batches(dataset, count=4, **options):
+    """The first batches of a training loader, and the loader."""
+    opt = {'phase': 'train', 'batch_size_per_gpu': 4, 'num_worker_per_gpu': 0, **options}
+    sampler = EnlargedSampler(dataset, 1, 0, ratio=10)
+    loader = build_dataloader(dataset, opt, num_gpu=0, sampler=sampler, seed=3, start=0)
+    return list(itertools.islice(loader, count)), loader
+
+
+@pytest.mark.parametrize('depth', [np.uint8, np.uint16, 'mixed'])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'color': 'gray'},
+        {'color': 'y'},
+        {'mean': [0.5] * 3, 'std': [0.1] * 3},
+        {'use_rot': False, 'pad_small': True, 'gt_size': 48},
+        {'uint8_batch': True},
+        {'gt_size': 128},
+    ],
+    ids=str,
+)
+def test_crops_handed_over_as_bytes_give_the_batches_of_the_dataset(tmp_path, depth, options):
+    for kind, (height, width) in {'gt': (140, 152), 'lq': (35, 38)}.items():
+        (tmp_path / kind).mkdir()
+        for number in range(6):
+            is_deep = depth is np.uint16 or (depth == 'mixed' and number == 2)
+            is_deep = is_deep and not options.get('uint8_batch')
+            dtype = np.uint16 if is_deep else np.uint8
+            values = np.random.default_rng(number).integers(
+                0, np.iinfo(dtype).max, (height, width, 3)
+            )
+            cv2.imwrite(str(tmp_path / kind / f'{number}.png'), values.astype(dtype))
+    opt = {'type': 'PairedImageDataset', 'phase': 'train', 'scale': 4, 'gt_size': 32, **options}
+    opt |= {f'dataroot_{kind}': str(tmp_path / kind) for kind in ('gt', 'lq')}
+    dataset = build_dataset(opt | {'cache': str(tmp_path / 'cache')})
+    plain, _ = first_batches(dataset)
+    delivered, loader = first_batches(dataset, num_worker_per_gpu=1, prefetch_mode='cpu')
+    assert loader.dataset.takes_stored
+    assert as_default(plain, delivered)
+
+
+def test_samples_that_a_subclass_changes_are_taken_from_it(tmp_path):
+    class Darker(PairedImageDataset):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            return sample | {'lq': sample['lq'] / 2 + np.random.rand() / 100}
+
+    for kind, size in {'gt': 64, 'lq': 32}.items():
+        (tmp_path / kind).mkdir()
+        cv2.imwrite(str(tmp_path / kind / '0.png'), np.full((size, size, 3), 200, np.uint8))
+    opt = {f'dataroot_{kind}': str(tmp_path / kind) for kind in ('gt', 'lq')}
+    dataset = Darker(opt | {'scale': 2, 'gt_size': 32})
+    plain, _ = first_batches(dataset)
+    delivered, loader = first_batches(dataset, num_worker_per_gpu=1, prefetch_mode='cpu')
+    assert not loader.dataset.takes_stored
+    assert as_default(plain, delivered)
+    assert 0.39 < delivered[0]['lq'].mean() < 0.41
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='compares values of a GPU')
+def test_a_gpu_makes_the_same_floats_of_bytes():
+    values = torch.arange(256, dtype=torch.uint8)
+    on_gpu = images_to_float({'lq': values.cuda()})['lq'].cpu()
+    assert torch.equal(on_gpu, images_to_float({'lq': values})['lq'])
