@@ -5,8 +5,10 @@ from pathlib import Path
 
 if __name__ == '__main__':  # Python put basicsr/ itself on the path; the package is one level up
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from basicsr.utils.openmp import spin_briefly
     from basicsr.utils.options import parse_args
 
+    spin_briefly()
     parse_args()  # --help and mistyped flags are answered before torch is imported
 
 import json
