@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -186,18 +186,21 @@ def paired_paths_from_folder(
     Raises:
         ValueError: An image of either folder has no partner.
     """
-    return list(pairs_of_folders(folders, keys, filename_tmpl, recursive))
+    names = matching_names(folders, keys, filename_tmpl, recursive)
+    return [_pair(folders, keys, *pair) for pair in zip(*names, strict=True)]
 
 
-def pairs_of_folders(
+def matching_names(
     folders: Sequence[str], keys: Sequence[str], filename_tmpl: str, recursive: bool = False
-) -> Iterator[Pair]:
-    """As ``paired_paths_from_folder``, one by one: a million pairs are never in memory at once."""
-    lq_names = list_images(folders[0], recursive)
+) -> tuple[list[str], list[str]]:
+    """As ``paired_paths_from_folder``; returns the names of the inputs, and those of the GT."""
+    lq_names, gt_names = (list_images(folder, recursive) for folder in folders)
+    if filename_tmpl == '{}' and lq_names == gt_names and lq_names:
+        return lq_names, gt_names  # at once, as sets of millions have it
     lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
     unused = set(lq_names)
-    found, missing = 0, []
-    for gt_name in list_images(folders[1], recursive):
+    found, missing = ([], []), []
+    for gt_name in gt_names:
         folder, base_name = os.path.split(gt_name)
         stem, extension = os.path.splitext(base_name)
         stem = os.path.join(folder, filename_tmpl.format(stem))
@@ -207,18 +210,19 @@ def pairs_of_folders(
             missing.append(stem)
             continue
         unused.remove(lq_name)
-        found += 1
-        yield _pair(folders, keys, lq_name, gt_name)
+        found[0].append(lq_name)
+        found[1].append(gt_name)
     if missing or unused:
         raise UserError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
-            f'{found + len(missing)}, {folders[0]} has {len(lq_names)}'
+            f'{len(gt_names)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
             + _first_of(f'; without a partner in {folders[1]}: ', sorted(unused))
             + f". (filename_tmpl is '{filename_tmpl}')"
         )
-    if not found:
+    if not gt_names:
         raise UserError(f'no images ({", ".join(IMG_EXTENSIONS)}) in {folders[1]}.')
+    return found
 
 
 def _pair(folders: Sequence[str], keys: Sequence[str], lq_name: str, gt_name: str) -> Pair:
@@ -370,7 +374,7 @@ class ImageReader:
     def __init__(
         self,
         client: FileClient,
-        paths: Iterable[str],
+        paths: Sequence[str],
         client_key: str = 'default',
         color: str | None = None,
         cache: str | bool = 'off',
@@ -383,9 +387,8 @@ class ImageReader:
         backend = client.client
         # A memcached server does not tell when an image has changed.
         if cache not in ('off', False) and isinstance(backend, HardDiskBackend | LmdbBackend):
-            location = backend.location(client_key)
-            sources = [os.path.join(location, path) for path in paths]
-            self._cache = open_cache(cache, sources, 'gray' if color == 'gray' else 'color', what)
+            kind = 'gray' if color == 'gray' else 'color'
+            self._cache = open_cache(cache, paths, kind, what, backend.location(client_key))
 
     def __call__(self, index: int, path: str) -> np.ndarray:
         """Image ``index`` of the list, as ``read_image`` gives it; it may be read-only."""

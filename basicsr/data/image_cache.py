@@ -9,7 +9,6 @@ is served; two processes that add the same image at once add it twice, and eithe
 """
 
 import errno
-import hashlib
 import json
 import logging
 import mmap
@@ -29,6 +28,8 @@ from basicsr.utils.file_client import Stamp
 from basicsr.utils.img_util import cv2
 from basicsr.utils.misc import atomic_path, locked, remove_stale_temporaries
 from basicsr.utils.text import sizeof_fmt
+
+from .shared import PathColumn
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def default_root() -> Path:
 
 
 def open_cache(
-    option: str | bool, sources: Sequence[str], kind: str, what: str
+    option: str | bool, sources: Sequence[str], kind: str, what: str, location: str = ''
 ) -> 'ImageCache | None':
     """The cache that the option ``cache`` of a dataset asks for, unless it is 'off'.
 
@@ -66,9 +67,10 @@ def open_cache(
         option: 'auto': in the user's cache folder, as long as it takes at most half of the disk's
             free space, until it is unused for 30 days, and not at all if that folder cannot be
             written; otherwise a folder.
-        sources: Full names of the images.
+        sources: Names of the images.
         kind: How they are decoded.
         what: The images, for the log.
+        location: Folder that relative names start from.
     """
     if isinstance(option, str) and option.lower() in _NO_FOLDERS:
         raise UserError(f"cache is '{option}'; it must be auto, off, or a folder.")
@@ -82,10 +84,10 @@ def open_cache(
                 )
         root, share = (default_root(), 0.5) if automatic else (str(option), None)
         try:
-            cache = ImageCache(root, sources, kind, share)
+            cache = ImageCache(root, sources, kind, share, location)
             about = str(cache)
         except FileNotFoundError:  # it has been cleared meanwhile
-            cache = ImageCache(root, sources, kind, share)
+            cache = ImageCache(root, sources, kind, share, location)
             about = str(cache)
     except (OSError, NotImplementedError) as error:  # such as a file system without locks
         if not automatic:
@@ -103,9 +105,10 @@ class ImageCache:
 
     Args:
         root: Folder of caches.
-        sources: Absolute paths or keys, one per image.
+        sources: Paths or keys, one per image.
         kind: How they are decoded, such as 'color'.
         share: Largest part of the disk's free space to take; None for no limit.
+        location: Folder that relative paths start from.
     """
 
     def __init__(
@@ -114,16 +117,16 @@ class ImageCache:
         sources: Sequence[str],
         kind: str = 'color',
         share: float | None = None,
+        location: str = '',
     ):
-        digest = hashlib.blake2b(f'{_LAYOUT} {kind}'.encode(), digest_size=10)
-        for source in sources:
-            digest.update(b'\0' + source.encode('utf-8', 'surrogateescape'))
-        self.folder = Path(root).expanduser().resolve() / digest.hexdigest()
+        column = sources if isinstance(sources, PathColumn) else PathColumn(sources)
+        key = column.digest(f'{_LAYOUT} {kind}', location)
+        self.folder = Path(root).expanduser().resolve() / key
         self.count = len(sources)
         self.share = share
         self._full = False
         self._open = False
-        self._prepare(sources, kind)
+        self._prepare(os.path.join(location, sources[0]) if sources else '', kind)
 
     @property
     def decoded(self) -> int:
@@ -138,14 +141,14 @@ class ImageCache:
         limit = f', takes {self.share:.0%} of the free space at most' if self.share else ''
         return f'{self.decoded} of {self.count} images are decoded in {self.folder} ({size}{limit})'
 
-    def _prepare(self, sources: Sequence[str], kind: str) -> None:
+    def _prepare(self, first: str, kind: str) -> None:
         # For oneself unless it was named: whoever writes here decides what networks see.
         self.folder.mkdir(mode=0o777 if self.share is None else 0o700, parents=True, exist_ok=True)
         if self.share is not None and _belongs_to_others(self.folder):
             raise PermissionError(f'{self.folder} belongs to another user.')
         with self._exclusive():
             remove_stale_temporaries(self.folder)  # whoever writes one holds the lock
-            about = {'kind': kind, 'images': self.count, 'first': sources[0] if sources else ''}
+            about = {'kind': kind, 'images': self.count, 'first': first}
             with atomic_path(self.folder / 'about.json', durable=False) as temporary:
                 temporary.write_text(json.dumps(about), encoding='utf-8')
             offsets = self.folder / 'offsets.bin'

@@ -1,7 +1,7 @@
 """Dataset of paired low-quality (LQ) and ground-truth (GT) images."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -18,9 +18,9 @@ from .data_util import (
     check_files_exist,
     check_image_options,
     check_template,
+    matching_names,
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
-    pairs_of_folders,
 )
 from .progressive import crop_sizes
 from .shared import Pair, PathTable, SaidOnce
@@ -149,17 +149,17 @@ class PairedImageDataset(PairedImages, Dataset):
         self._read_options(opt)
         self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
         self.filename_tmpl = check_template(opt.get('filename_tmpl', '{}'))
-        self.paths = PathTable(self._find_pairs(opt))
+        self.paths = self._find_pairs(opt)
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
         self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
         self._read_gt, self._read_lq = self._readers(opt)
         self._warn_of_equal_folders()
 
-    def _find_pairs(self, opt: dict) -> Iterator[Pair]:
+    def _find_pairs(self, opt: dict) -> PathTable:
+        keys = ['lq', 'gt']
         if (opt.get('io_backend') or {}).get('type') == 'lmdb':
-            yield from paired_paths_from_lmdb([self.lq_folder, self.gt_folder], ['lq', 'gt'])
-            return
+            return PathTable(paired_paths_from_lmdb([self.lq_folder, self.gt_folder], keys))
         gt_roots = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
         lq_roots = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
         if len(gt_roots) != len(lq_roots):
@@ -167,15 +167,22 @@ class PairedImageDataset(PairedImages, Dataset):
                 f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
                 'belong together one by one.'
             )
+        roots = zip(lq_roots, gt_roots, strict=True)
         list_file = opt.get('meta_info_file')
-        for folders in zip(lq_roots, gt_roots, strict=True):
-            if list_file is None:
-                recursive = opt.get('recursive', False)
-                yield from pairs_of_folders(folders, ['lq', 'gt'], self.filename_tmpl, recursive)
-                continue
-            pairs = self._listed_pairs(folders, list_file)
-            check_files_exist((pair.values() for pair in pairs), list_file)
-            yield from pairs
+        if list_file is not None:
+            pairs = [pair for folders in roots for pair in self._existing_pairs(folders, list_file)]
+            return PathTable(pairs)
+        table, recursive = PathTable(), opt.get('recursive', False)
+        for folders in roots:
+            names = matching_names(folders, keys, self.filename_tmpl, recursive)
+            parts = zip(keys, folders, names, strict=True)
+            table.extend({f'{key}_path': (folder, own) for key, folder, own in parts})
+        return table
+
+    def _existing_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
+        pairs = self._listed_pairs(folders, list_file)
+        check_files_exist((pair.values() for pair in pairs), list_file)
+        return pairs
 
     def _listed_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
         return paired_paths_from_meta_info_file(

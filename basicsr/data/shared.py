@@ -1,8 +1,10 @@
 """State that a dataset shares with its copies in worker processes."""
 
+import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,25 +13,52 @@ from torch.utils.data import Dataset
 Pair = dict[str, str]
 
 
-class _Column(Sequence):
+class PathColumn(Sequence):
     """Paths, their names one after the other in one block; folders, which many share, apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Iterable[str] = ()):
         self._numbers: dict[str, int] = {}
         self._folders: list[str] = []
         self._folder = array('I')
         self._names = bytearray()
         self._ends = array('Q', [0])
+        for path in paths:
+            self.append(path)
 
     def append(self, path: str) -> None:
         head, separator, name = path.rpartition(os.sep)
-        folder = head + separator
-        if folder not in self._numbers:
-            self._numbers[folder] = len(self._folders)
-            self._folders.append(folder)
-        self._folder.append(self._numbers[folder])
-        self._names += name.encode('utf-8', 'surrogateescape')
+        self._folder.append(self._number(head + separator))
+        self._names += _encoded(name)
         self._ends.append(len(self._names))
+
+    def extend(self, folder: str, names: Sequence[str]) -> None:
+        """Append ``os.path.join(folder, name)`` for each name."""
+        block = ''.join(names)
+        if os.sep in block:
+            for name in names:
+                self.append(os.path.join(folder, name))
+            return
+        encoded = _encoded(block)
+        is_ascii = len(encoded) == len(block)
+        lengths = map(len, names if is_ascii else map(_encoded, names))
+        self._ends.extend(accumulate(lengths, initial=self._ends.pop()))
+        self._folder.extend(array('I', [self._number(os.path.join(folder, ''))]) * len(names))
+        self._names += encoded
+
+    def _number(self, folder: str) -> int:
+        number = self._numbers.setdefault(folder, len(self._folders))
+        if number == len(self._folders):
+            self._folders.append(folder)
+        return number
+
+    def digest(self, kind: str, location: str) -> str:
+        """A hash of ``kind`` and all paths, made absolute by ``location``."""
+        digest = hashlib.blake2b(kind.encode(), digest_size=10)
+        for folder in self._folders:
+            digest.update(b'\0' + _encoded(os.path.join(location, folder)))
+        for part in (self._folder, self._ends, self._names):
+            digest.update(part)
+        return digest.hexdigest()
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -49,18 +78,23 @@ class PathTable(Sequence):
     come to own a copy of every page of the list.
     """
 
-    def __init__(self, items: Iterable[str | Pair]):
-        self._columns: dict[str, _Column] = {}
+    def __init__(self, items: Iterable[str | Pair] = ()):
+        self._columns: dict[str, PathColumn] = {}
         for item in items:
             paths = item if isinstance(item, dict) else {'': item}
             if not self._columns:
-                self._columns = {key: _Column() for key in paths}
+                self._columns = {key: PathColumn() for key in paths}
             for key, column in self._columns.items():
                 column.append(paths[key])
 
-    def column(self, key: str = '') -> Sequence[str]:
+    def extend(self, names: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+        """Append items at once: for each key a folder and the names in it."""
+        for key, (folder, of_key) in names.items():
+            self._columns.setdefault(key, PathColumn()).extend(folder, of_key)
+
+    def column(self, key: str = '') -> PathColumn:
         """The paths under one key; of plain paths, without a key, all."""
-        return self._columns[key] if self._columns else []
+        return self._columns[key] if self._columns else PathColumn()
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -76,6 +110,10 @@ class PathTable(Sequence):
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values()), ()))
+
+
+def _encoded(path: str) -> bytes:
+    return path.encode('utf-8', 'surrogateescape')
 
 
 class SaidOnce:

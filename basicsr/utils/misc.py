@@ -144,6 +144,10 @@ def scandir(
     return _scan(str(dir_path), prefix, suffix, recursive, broken_links, ())
 
 
+def _leads_nowhere(entry: os.DirEntry) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
+
+
 def _scan(
     folder: str,
     prefix: str,
@@ -161,8 +165,7 @@ def _scan(
         for entry in entries:
             if entry.name.startswith('.'):
                 continue
-            is_broken = broken_links and entry.is_symlink() and not os.path.exists(entry.path)
-            if entry.is_file() or is_broken:
+            if entry.is_file() or (broken_links and _leads_nowhere(entry)):
                 if suffix is None or entry.name.endswith(suffix):
                     yield prefix + entry.name
             elif recursive and entry.is_dir():
