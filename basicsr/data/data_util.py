@@ -196,7 +196,7 @@ def matching_names(
     """As ``paired_paths_from_folder``; returns the names of the inputs, and those of the GT."""
     lq_names, gt_names = (list_images(folder, recursive) for folder in folders)
     if filename_tmpl == '{}' and lq_names == gt_names and lq_names:
-        return lq_names, gt_names  # at once, as sets of millions have it
+        return gt_names, gt_names  # at once, as sets of millions have it
     lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
     unused = set(lq_names)
     found, missing = ([], []), []
