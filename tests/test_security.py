@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     *(
         file
-        for part in ('basicsr', 'scripts', 'benchmarks')
+        for part in ('basicsr', 'scripts', 'inference', 'benchmarks')
         for file in (ROOT / part).rglob('*.py')
     ),
     *(ROOT / 'docs').glob('*.py'),
