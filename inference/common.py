@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from basicsr.archs import build_network
+from basicsr.archs import ARCH_REGISTRY, build_network, load_network_from
 from basicsr.data.data_util import list_images
 from basicsr.models.restore import restore
 from basicsr.utils.checkpoint import (
@@ -40,17 +40,19 @@ def load_network(file: str | Path, network: dict[str, Any]) -> nn.Module:
     """
     content = load_checkpoint(file)
     described = split_description(content)[1].get('network') if isinstance(content, dict) else None
-    options = described or network
-    if options['type'] != network['type']:
-        raise UserError(f'{file} holds a {options["type"]}; this script takes {network["type"]}.')
-    net = build_network(options)
-    state, _ = select_params(content, None, file)
-    try:
-        net.load_state_dict(strip_wrapper_prefixes(state, net.state_dict()))
-    except RuntimeError as error:
-        raise UserError(
-            f'{file} does not fit the network {options}: {textwrap.shorten(str(error), 500)}'
-        ) from error
+    if described:
+        net = load_network_from(file)
+        if type(net) is not ARCH_REGISTRY.get(network['type']):
+            raise UserError(f'{file} holds a {type(net).__name__}, not a {network["type"]}.')
+    else:
+        net = build_network(network)
+        state, _ = select_params(content, None, file)
+        try:
+            net.load_state_dict(strip_wrapper_prefixes(state, net.state_dict()))
+        except RuntimeError as error:
+            raise UserError(
+                f'{file} does not fit the network {network}: {textwrap.shorten(str(error), 500)}'
+            ) from error
     return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
 
 

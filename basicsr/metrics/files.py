@@ -1,6 +1,7 @@
 """Score images in files: pair them by name, compute per-image metrics, list the scores."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def score_files(
 def score_lines(scores: Mapping[str, Mapping[str, float]], units: Mapping[str, str]) -> str:
     """A line with the scores of each image, and a last one with the averages.
 
-    Infinite scores, such as the PSNR of equal images, are left out of the average.
+    The averages leave out NaN, and infinite scores such as the PSNR of equal images.
 
     Args:
         units: By the name of the metric, if it has one.
@@ -112,9 +113,15 @@ def score_lines(scores: Mapping[str, Mapping[str, float]], units: Mapping[str, s
     lines = []
     for number, (name, values) in enumerate(scores.items(), 1):
         lines.append(f'{number:3d}: {name}. \t' + ', \t'.join(_scores(values, units)))
-    metrics = next(iter(scores.values()))
-    means = {m: mean_of_groups(('', values[m]) for values in scores.values())[0] for m in metrics}
+    means = {
+        name: _mean([v[name] for v in scores.values()]) for name in next(iter(scores.values()))
+    }
     return '\n'.join([*lines, 'Average: ' + ', '.join(_scores(means, units))])
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [('', value) for value in values if not math.isnan(value)]
+    return mean_of_groups(known)[0] if known else math.nan
 
 
 def _scores(values: Mapping[str, float], units: Mapping[str, str]) -> list[str]:

@@ -117,12 +117,17 @@ def test_a_change_of_brightness_and_contrast_can_be_taken_back(files):
     assert score_files(pair, PSNR, 1, correct_mean_var=True)['a']['psnr'] > 55
 
 
-def test_lines_list_the_scores_and_end_with_their_averages():
-    scores = {'a': {'psnr': 20.0, 'ssim': 0.5}, 'b': {'psnr': math.inf, 'ssim': 1.0}}
+def test_lines_list_the_scores_and_end_with_the_averages_of_those_that_are_finite():
+    scores = {
+        'a': {'psnr': 20.0, 'ssim': 0.5, 'x': math.nan},
+        'b': {'psnr': math.inf, 'ssim': math.nan, 'x': math.nan},
+        'c': {'psnr': 30.0, 'ssim': 1.0, 'x': math.nan},
+    }
     assert score_lines(scores, {'psnr': 'dB'}).split('\n') == [
-        '  1: a. \tPSNR: 20.000000 dB, \tSSIM: 0.500000',
-        '  2: b. \tPSNR: inf dB, \tSSIM: 1.000000',
-        'Average: PSNR: 20.000000 dB, SSIM: 0.750000',
+        '  1: a. \tPSNR: 20.000000 dB, \tSSIM: 0.500000, \tX: nan',
+        '  2: b. \tPSNR: inf dB, \tSSIM: nan, \tX: nan',
+        '  3: c. \tPSNR: 30.000000 dB, \tSSIM: 1.000000, \tX: nan',
+        'Average: PSNR: 25.000000 dB, SSIM: 0.750000, X: nan',
     ]
 
 

@@ -101,7 +101,7 @@ def test_weights_of_another_network_are_refused(script, write, weights, tmp_path
     write(tmp_path / 'a.png', 9, 11, 3)
     with pytest.raises(SystemExit):
         script(ESRGAN, '--model_path', file, '--input', tmp_path / 'a.png')
-    assert 'holds a SwinIR; this script takes RRDBNet' in capsys.readouterr().err
+    assert 'net.pth holds a SwinIR, not a RRDBNet' in capsys.readouterr().err
 
 
 def test_published_weights_say_nothing_and_fit_the_published_network(script, write, read, tmp_path):
