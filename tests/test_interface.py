@@ -37,7 +37,7 @@ MODULES_NOT_YET = {
         video_recurrent_model
     """,
     'ops': 'fused_act upfirdn2d',
-    'utils': 'download_util flow_util plot_util',
+    'utils': 'flow_util',
 }
 
 NAMES_NOT_YET = {}

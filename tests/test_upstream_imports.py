@@ -59,7 +59,6 @@ NOT_YET = {
     'archs.stylegan2_arch': IMPORTED['archs.stylegan2_arch'],
     'models.video_base_model': 'VideoBaseModel',
     'ops.fused_act': 'FusedLeakyReLU fused_leaky_relu',
-    'utils.download_util': 'load_file_from_url',
 }
 
 

@@ -7,7 +7,6 @@ https://arxiv.org/abs/1409.1556
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from basicsr.utils.checkpoint import load_checkpoint
 from basicsr.utils.dist_util import get_dist_info
-from basicsr.utils.download import download
+from basicsr.utils.download_util import load_file_from_url
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import did_you_mean
@@ -222,8 +221,8 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
         cached,
     )
     try:
-        download(official.url, cached, show_progress=get_dist_info()[0] == 0)
-    except (OSError, HTTPException) as error:
+        load_file_from_url(official.url, cached.parent, progress=get_dist_info()[0] == 0)
+    except OSError as error:
         raise FileNotFoundError(
             f'no weights of {vgg_type}: neither {local} nor {cached} exists, and {official.url} '
             f'cannot be downloaded ({error}). Fetch {file_name} on another machine, then put it at '

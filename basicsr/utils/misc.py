@@ -208,6 +208,8 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
         if path.exists():
             shutil.copymode(path, temporary)
         temporary.replace(path)
+    except UserError:  # says itself what is wrong
+        raise
     except OSError as error:
         free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
         message = f'cannot write {path} (free space: {free}): {error.strerror or error}'

@@ -10,8 +10,25 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from basicsr.data.data_util import check_files_exist, list_images, names_from_meta_info_file
+from basicsr.utils.errors import UserError
 from basicsr.utils.lmdb_util import make_lmdb_from_imgs
 from basicsr.utils.parallel import run_script
+
+DIV2K, REDS = 'datasets/DIV2K/DIV2K_train_', 'datasets/REDS/train_sharp'
+# What --dataset stands for: folder, LMDB, and whether to look into sub-folders.
+DATASETS = {
+    'DIV2K': [
+        (f'{DIV2K}HR_sub', f'{DIV2K}HR_sub.lmdb', False),
+        *(
+            (f'{DIV2K}LR_bicubic/{x}_sub', f'{DIV2K}LR_bicubic_{x}_sub.lmdb', False)
+            for x in ('X2', 'X3', 'X4')
+        ),
+    ],
+    'REDS': [
+        (REDS, f'{REDS}_with_val.lmdb', True),
+        (f'{REDS}_bicubic/X4', f'{REDS}_bicubic_with_val.lmdb', True),
+    ],
+}
 
 
 def find(args: argparse.Namespace) -> list[str]:
@@ -26,6 +43,18 @@ def find(args: argparse.Namespace) -> list[str]:
 
 
 def main(args: argparse.Namespace) -> str:
+    if not args.dataset:
+        return make(args)
+    made = []
+    for folder, lmdb, recursive in DATASETS[args.dataset]:
+        more = {'input': folder, 'output': lmdb, 'recursive': recursive}
+        made.append(make(argparse.Namespace(**vars(args) | more)))
+    return '\n'.join(made)
+
+
+def make(args: argparse.Namespace) -> str:
+    if not (args.input and args.output):
+        raise UserError('give --input and --output, or --dataset.')
     source, output = Path(args.input), Path(args.output)
     names = find(args)
     if not names:
@@ -59,8 +88,9 @@ def main(args: argparse.Namespace) -> str:
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--input', required=True, help='folder of the images')
-    parser.add_argument('--output', required=True, help='the LMDB, named *.lmdb')
+    parser.add_argument('--dataset', choices=DATASETS, help='all LMDBs of a set, in its folder')
+    parser.add_argument('--input', help='folder of the images')
+    parser.add_argument('--output', help='the LMDB, named *.lmdb')
     parser.add_argument('--recursive', action='store_true', help='look into sub-folders too')
     parser.add_argument('--meta-info', help='take what this file lists: images, or their folders')
     parser.add_argument('--pattern', default='*', help='take only such names, as im4.png')

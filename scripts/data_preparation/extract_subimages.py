@@ -15,6 +15,15 @@ from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import cv2, imwrite, read_unchanged
 from basicsr.utils.parallel import for_each_file, made_with, run_script
 
+DIV2K = 'datasets/DIV2K/DIV2K_train_'
+# What is cut without --input: folder, side and step of its sub-images.
+FOLDERS = (
+    (f'{DIV2K}HR', 480, 240),
+    (f'{DIV2K}LR_bicubic/X2', 240, 120),
+    (f'{DIV2K}LR_bicubic/X3', 160, 80),
+    (f'{DIV2K}LR_bicubic/X4', 120, 60),
+)
+
 
 def starts(length: int, args: argparse.Namespace) -> list[int]:
     """Where sub-images begin on one axis: every step, and where the last one ends at the border."""
@@ -45,6 +54,18 @@ def cut(path: Path, target: Path, args: argparse.Namespace) -> list[Path]:
 
 
 def main(args: argparse.Namespace) -> str:
+    if args.input and args.output:
+        return make(args)
+    if args.input or args.output:
+        raise UserError('give --input and --output, or none of them for all folders of DIV2K.')
+    made = []
+    for folder, size, step in FOLDERS:
+        more = {'input': folder, 'output': f'{folder}_sub', 'crop_size': size, 'step': step}
+        made.append(make(argparse.Namespace(**vars(args) | more)))
+    return '\n'.join(made)
+
+
+def make(args: argparse.Namespace) -> str:
     source, output = Path(args.input), Path(args.output)
     paths = [source / name for name in list_images(source, args.recursive)]
     # Without the scale at its end, the name of a low-quality image is that of its GT.
@@ -81,8 +102,8 @@ def main(args: argparse.Namespace) -> str:
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--input', required=True, help='folder of the images')
-    parser.add_argument('--output', required=True, help='folder for the sub-images')
+    parser.add_argument('--input', help='folder of the images; without: those of DIV2K')
+    parser.add_argument('--output', help='folder for the sub-images')
     parser.add_argument('--crop-size', type=int, default=480, help='side of a sub-image')
     parser.add_argument('--step', type=int, default=240, help='pixels between two sub-images')
     parser.add_argument('--thresh-size', type=int, default=0, help='remainder that may be lost')

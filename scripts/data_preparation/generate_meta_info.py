@@ -13,6 +13,9 @@ from basicsr.utils.img_util import read_unchanged
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.parallel import for_each_file, run_script
 
+DIV2K = 'datasets/DIV2K/DIV2K_train_HR_sub'
+LIST = 'basicsr/data/meta_info/meta_info_DIV2K800sub_GT.txt'
+
 
 def shape_of(path: Path) -> str:
     """``(h,w,c)`` of the decoded image: a file that is damaged further on is found out as well."""
@@ -21,7 +24,9 @@ def shape_of(path: Path) -> str:
 
 
 def main(args: argparse.Namespace) -> str:
-    source, output = Path(args.input), Path(args.output)
+    if bool(args.input) != bool(args.output):
+        raise UserError('give --input and --output, or none of them for the sub-images of DIV2K.')
+    source, output = Path(args.input or DIV2K), Path(args.output or LIST)
     names = list_images(source, args.recursive)
     if not names:
         raise FileNotFoundError(f'{source} holds no images.')
@@ -42,7 +47,7 @@ def main(args: argparse.Namespace) -> str:
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--input', required=True, help='folder of the images')
-    parser.add_argument('--output', required=True, help='the list, a text file')
+    parser.add_argument('--input', help='folder of the images; without: the sub-images of DIV2K')
+    parser.add_argument('--output', help='the list, a text file')
     parser.add_argument('--recursive', action='store_true', help='look into sub-folders too')
     print(run_script(main, parser, resumable=False))

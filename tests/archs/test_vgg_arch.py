@@ -49,7 +49,7 @@ def offline(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch'))
-    monkeypatch.setattr('basicsr.archs.vgg_arch.download', download)
+    monkeypatch.setattr('basicsr.archs.vgg_arch.load_file_from_url', download)
     return tried
 
 
@@ -267,13 +267,13 @@ def test_weights_are_downloaded_into_the_cache_once(
 ):
     path, layers = files['vgg11']
 
-    def download(url, target, show_progress):
-        assert show_progress
+    def download(url, folder, progress):
+        assert progress
         offline.append(url)
-        target.parent.mkdir(parents=True)
-        shutil.copy(path, target)
+        folder.mkdir(parents=True)
+        shutil.copy(path, folder / VGG11_FILE)
 
-    monkeypatch.setattr('basicsr.archs.vgg_arch.download', download)
+    monkeypatch.setattr('basicsr.archs.vgg_arch.load_file_from_url', download)
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter('error')
         for _ in range(2):

@@ -122,6 +122,21 @@ def test_every_yaml_of_the_guide_can_be_read(repository):
     assert len(found) > 8
 
 
+def test_the_page_of_scripts_names_every_script_and_flags_that_it_has(page, repository):
+    text = page('docs/scripts.md')
+    folders = ('scripts', 'inference')
+    files = [file for folder in folders for file in (repository / folder).rglob('*.*')]
+    scripts = {f.name for f in files if f.suffix in ('.py', '.sh', '.sbatch')} - {'common.py'}
+    assert {name for name in scripts if name not in text} == set()
+    commands = re.findall(r'^(?:python |PORT=\d+ )?(?:scripts|inference)/.*', text, re.MULTILINE)
+    assert len(commands) > 10
+    for command in commands:
+        name = re.search(r'\S+\.(?:py|sh)', command)[0]
+        source = (repository / name).read_text(encoding='utf-8')
+        source += (repository / 'basicsr/utils/options.py').read_text(encoding='utf-8')
+        assert [flag for flag in re.findall(r'--\w+', command) if f"'{flag}'" not in source] == []
+
+
 def anchors(text):
     """Names of the headings of a Markdown text, as links spell them."""
     headings = re.findall(r'^#+ (.+)$', text, re.MULTILINE)

@@ -10,22 +10,28 @@ import pytest
 
 from basicsr.utils.img_util import imfrombytes
 
-SCRIPTS = Path(__file__).parents[2] / 'scripts' / 'data_preparation'
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run a script with arguments, two workers unless told otherwise; returns what it prints."""
+def script(monkeypatch, capsys):
+    """Run a script, given by its path in the checkout, with arguments; returns what it prints."""
 
     def run(name, *args):
-        path = SCRIPTS / f'{name}.py'
+        path = str(ROOT / name)
         monkeypatch.setattr(sys, 'path', list(sys.path))
-        monkeypatch.setattr(sys, 'argv', [str(path), '--workers', '2', *map(str, args)])
+        monkeypatch.setattr(sys, 'argv', [path, *map(str, args)])
         capsys.readouterr()
-        runpy.run_path(str(path), run_name='__main__')
+        runpy.run_path(path, run_name='__main__')
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def command(script):
+    """Run a script that prepares data, with two workers unless told otherwise."""
+    return lambda name, *args: script(f'scripts/data_preparation/{name}.py', '--workers', 2, *args)
 
 
 @pytest.fixture

@@ -200,3 +200,32 @@ def test_unusable_arguments_are_refused(command, write, tmp_path):
     with pytest.raises(SystemExit, match='each image needs a key of its own, got twice: a.'):
         command('create_lmdb', *options(tmp_path / 'in', tmp_path / 'x.lmdb'))
     assert not (tmp_path / 'x.lmdb').exists()
+
+
+def test_a_set_that_is_named_is_looked_for_at_its_usual_place(
+    command, write, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folders = ['HR_sub', *(f'LR_bicubic/X{scale}_sub' for scale in (2, 3, 4))]
+    for folder in folders:
+        write(tmp_path / f'datasets/DIV2K/DIV2K_train_{folder}' / '0001_s001.png', 6, 5, 3)
+    out = command('create_lmdb', '--dataset', 'DIV2K')
+    assert len(out.splitlines()) == 4
+    for folder in folders:
+        name = f'DIV2K_train_{folder.replace("/", "_")}.lmdb'
+        assert paths_from_lmdb(tmp_path / 'datasets/DIV2K' / name) == ['0001_s001']
+
+
+def test_the_frames_of_reds_have_their_clip_in_the_key(command, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ('train_sharp', 'train_sharp_bicubic/X4'):
+        write(tmp_path / 'datasets/REDS' / folder / '000' / '00000000.png', 6, 5, 3)
+    command('create_lmdb', '--dataset', 'REDS')
+    for name in ('train_sharp', 'train_sharp_bicubic'):
+        folder = tmp_path / 'datasets/REDS' / f'{name}_with_val.lmdb'
+        assert paths_from_lmdb(folder) == ['000/00000000']
+
+
+def test_a_folder_or_a_set_must_be_given(command, tmp_path):
+    with pytest.raises(SystemExit, match='give --input and --output, or --dataset'):
+        command('create_lmdb', '--input', tmp_path)

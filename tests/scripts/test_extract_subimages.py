@@ -210,3 +210,20 @@ def test_a_damaged_image_stops_the_work_and_is_named(command, write, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-20])
     with pytest.raises(SystemExit, match=r'extract_subimages: .*b.png: The \d+ bytes are no image'):
         command('extract_subimages', *options(tmp_path / 'in', tmp_path / 'out'))
+
+
+def test_without_folders_those_of_div2k_are_cut_to_the_same_names(
+    command, write, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / 'datasets' / 'DIV2K'
+    sizes = {'HR': (480, 720), **{f'LR_bicubic/X{s}': (480 // s, 720 // s) for s in (2, 3, 4)}}
+    for folder, size in sizes.items():
+        write(root / f'DIV2K_train_{folder}' / f'0001{folder[11:].lower()}.png', *size, 3)
+    assert len(command('extract_subimages').splitlines()) == 4
+    for folder, (height, _) in sizes.items():
+        parts = sorted((root / f'DIV2K_train_{folder}_sub').glob('*.png'))
+        assert [part.name for part in parts] == ['0001_s001.png', '0001_s002.png']
+        assert cv2.imread(str(parts[1])).shape == (height, height, 3)
+    with pytest.raises(SystemExit, match='give --input and --output, or none'):
+        command('extract_subimages', '--input', root)

@@ -58,3 +58,13 @@ def test_names_that_a_list_cannot_hold_are_refused(command, write, tmp_path):
     with pytest.raises(SystemExit, match='the slash of a folder'):
         command('generate_meta_info', *args)
     assert not (tmp_path / 'list.txt').exists()
+
+
+def test_without_folders_the_sub_images_of_div2k_are_listed(command, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / 'datasets/DIV2K/DIV2K_train_HR_sub' / '0001_s001.png', 6, 5, 3)
+    command('generate_meta_info')
+    made = tmp_path / 'basicsr/data/meta_info/meta_info_DIV2K800sub_GT.txt'
+    assert made.read_text() == '0001_s001.png (6,5,3)\n'
+    with pytest.raises(SystemExit, match='give --input and --output, or none'):
+        command('generate_meta_info', '--input', tmp_path)
