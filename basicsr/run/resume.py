@@ -34,6 +34,14 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
         return opt, None
     opt = deepcopy(opt)
     opt['path']['resume_state'], state = chosen
+    if 'samples' not in state:
+        logger.warning(
+            'Resume: %s is of BasicSR 1.x. Networks with their averages, optimizers, schedules and '
+            'the iteration go on. It has no position in the data, random numbers or best scores: '
+            'data and random numbers are those that this package has after iteration %d with '
+            'manual_seed %d; best scores begin anew.',
+            *(chosen[0], state['iter'], opt['manual_seed']),
+        )
     seed = state.get('manual_seed', opt['manual_seed'])
     if seed != opt['manual_seed']:
         logger.info('manual_seed stays %d, as in the training state.', seed)
