@@ -59,7 +59,11 @@ def load_weights(
     """
     content = load_checkpoint(file)
     state, used_key = select_params(content, param_key, file)
-    others = [key for key in state_dicts(content) if key != used_key]
+    others = [
+        key
+        for key, value in state_dicts(content).items()
+        if key != used_key and any(isinstance(item, Tensor) for item in value.values())
+    ]
     own = net.state_dict()
     state = take_below_prefix(strip_wrapper_prefixes(state, own), own, file)
     with open(file, 'rb') as opened:
