@@ -190,6 +190,20 @@ def test_what_a_state_of_1x_does_not_hold_is_said_once_and_nothing_else_is_warne
     assert '1.x' not in log_text(again)
 
 
+def test_an_average_that_1x_has_not_kept_begins_with_the_weights_and_a_warning(
+    begun, run, tmp_path
+):
+    training, opt = begun()
+    file = tmp_path / 'experiments/tiny/models/net_g_3.pth'
+    torch.save({'params': training.nets['g'].state_dict()}, file)
+    folder = run(opt | {'train': opt['train'] | {'total_iter': 4}}, '--auto_resume')
+    saved, before = checkpoint(folder, 'net_g_4.pth'), training.nets['g'].state_dict()
+    for name, value in saved['params_ema'].items():
+        expected = DECAY * before[name] + (1 - DECAY) * saved['params'][name]
+        torch.testing.assert_close(value, expected, atol=1e-7, rtol=1e-6)
+    assert f'WARNING: Loading: {file} has no params_ema; the average of net_g' in log_text(folder)
+
+
 def test_a_warm_up_of_1x_goes_on_towards_the_scheduled_rate(begun, run):
     """There its rate has replaced the scheduled one, also in the file."""
     options, _, held = MULTI_STEP
