@@ -184,8 +184,8 @@ def test_what_a_state_of_1x_does_not_hold_is_said_once_and_nothing_else_is_warne
     folder = run(opt, '--auto_resume')
     warnings = [line for line in log_text(folder).splitlines() if 'WARNING' in line]
     (warning,) = [line for line in warnings if 'val is not used' not in line]
-    assert '3.state is of BasicSR 1.x' in warning
-    assert 'those that this package has after iteration 3 with manual_seed 7' in warning
+    assert '3.state was written by BasicSR 1.x' in warning
+    assert 'a run of this version that has reached iteration 3 with manual_seed 7' in warning
     again = run(opt | {'train': opt['train'] | {'total_iter': 7}}, '--auto_resume')
     assert '1.x' not in log_text(again)
 
