@@ -19,6 +19,7 @@ COMMANDS = {
     'replay': 'repeat the step of a batch whose loss or gradient was not finite',
     'convert': 'the same as weights convert',
     'cache': 'list or clear the caches of decoded images',
+    'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
     'list': 'list the networks, losses, metrics, datasets or models, or show one of them',
     'weights': 'show, interpolate, average, convert or strip files of networks',
 }
