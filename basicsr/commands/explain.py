@@ -52,9 +52,14 @@ def main(args: argparse.Namespace) -> int | None:
     from basicsr.run.program import run
 
     def write(root: Path) -> None:
-        logging.getLogger('basicsr').setLevel(logging.WARNING)
-        for line in _all(args, root):
-            sys.stdout.write(f'{printable(line)}\n')
+        logger = logging.getLogger('basicsr')
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # what is built here is no event
+        try:
+            for line in _all(args, root):
+                sys.stdout.write(f'{printable(line)}\n')
+        finally:
+            logger.setLevel(level)
 
     run(write, Path.cwd())
     return None
@@ -124,11 +129,14 @@ def _all(args: argparse.Namespace, root: Path) -> Iterator[str]:
     from basicsr.run.explanation import datasets
 
     sets = dict(datasets(opt))
-    for section in (_rates(opt), _networks(opt, args.measure), _amounts(opt, sets, args.measure)):
+    for section in (_rates(opt), _networks(opt, args.measure), _amounts(opt, sets)):
         yield ''
         yield from section
     yield ''
     yield from _contradictions(opt, sets)
+    if args.measure:
+        yield ''
+        yield _time(opt)
 
 
 def _rates(opt: dict) -> Iterator[str]:
@@ -189,13 +197,13 @@ def _halo(halo: Any, opt: dict, macs: int, measure: bool) -> str:
     try:
         pixels = halo(opt, macs, float('inf') if measure else _MOST_MACS)
     except (UserError, RuntimeError) as error:
-        return f'not known: {error}'
+        return f'not measured: {error}'
     if pixels is None:
         return 'the whole image, or more than 500 LQ pixels to each side'
     return f'at most {pixels} LQ pixels to each side'
 
 
-def _amounts(opt: dict, sets: Mapping[str, Any], measure: bool) -> Iterator[str]:
+def _amounts(opt: dict, sets: Mapping[str, Any]) -> Iterator[str]:
     from basicsr.run.explanation import amounts
 
     yield 'Amounts'
@@ -214,16 +222,21 @@ def _amounts(opt: dict, sets: Mapping[str, Any], measure: bool) -> Iterator[str]
     for key, found in sets.items():
         if key != 'train' and not isinstance(found, Exception):
             yield f'  {key:<17}{len(found):,} images'
-    if measure:
-        from .trial import on_few_images, train_shortly
 
-        with TemporaryDirectory(prefix='basicsr_explain_') as cache:
-            speed = train_shortly(on_few_images(opt, cache), _SECONDS)['speed']
-        hours = total.samples / speed / 3600
-        yield (
-            f'  time             about {hours:.2g} h at {speed:.1f} samples per second, without '
-            'validations and checkpoints'
-        )
+
+def _time(opt: dict) -> str:
+    """The time of the training, from some steps of it."""
+    from basicsr.run.loaders import schedule_of_all_ranks
+
+    from .trial import on_few_images, train_shortly
+
+    samples = schedule_of_all_ranks(opt).samples(opt['train']['total_iter'])
+    with TemporaryDirectory(prefix='basicsr_explain_') as cache:
+        speed = train_shortly(on_few_images(opt, cache), _SECONDS)['speed']
+    return (
+        f'Time: about {samples / speed / 3600:.2g} h at {speed:.1f} samples per second, without '
+        'validations and checkpoints'
+    )
 
 
 def _contradictions(opt: dict, sets: Mapping[str, Any]) -> Iterator[str]:

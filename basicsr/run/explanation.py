@@ -231,7 +231,7 @@ def halo(opt: Mapping[str, Any], macs: int, limit: float = math.inf) -> int | No
     """
     options, side = opt['network_g'], crop_of(opt, 'g')
     if macs / side**2 * _PROBE_PIXELS > limit:
-        raise UserError('measuring it takes a while: --measure')
+        raise UserError('it takes a while (--measure)')
     net = ARCH_REGISTRY.build(options)
     window = argument(options, 'window_size') or 1
     return receptive_halo(net, input_channels(options), opt['scale'] or 1, window)

@@ -88,6 +88,7 @@ MEANINGS = {
     'optim.others': 'optimizer of what Muon does not train',
     'scheduler.type': 'a schedule of this package or of torch.optim.lr_scheduler',
     'scheduler.gamma': 'factor of the rate at each milestone',
+    'scheduler.restart_weights': 'factor of the first rate, for each restart',
     'scheduler.eta_min': 'the rate at the end of a period',
     'networks.num_in_ch': 'channels of the input',
     'networks.num_out_ch': 'channels of the output',
