@@ -10,7 +10,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from basicsr.utils import option_tables as options
-from basicsr.utils.option_reference import type_text
+from basicsr.utils.option_reference import meaning, type_text
 
 TABLES = {
     '(top level)': options.Options,
@@ -54,8 +54,16 @@ def reference() -> str:
             lines.append(f'| `{name}` | {kind} | {default} | {field.description} |')
         if table in (options.Options, options.PathOptions, options.TrainOptions):
             made = ('models', 'training_states', 'log', 'visualization')  # by the runner
-            names = [f'`{name}`' for name in table.also_known.split() if name not in made]
-            lines += ['', f'Also read by the models, if given: {", ".join(names)}.']
+            names = [name for name in table.also_known.split() if name not in made]
+            path = () if title.startswith('(') else (title,)
+            lines += [
+                '',
+                'Also read by the models, if given:',
+                '',
+                '| key | meaning |',
+                '|---|---|',
+            ]
+            lines += [f'| `{name}` | {meaning((*path, name))} |' for name in names]
         lines.append('')
     return '\n'.join(lines)
 

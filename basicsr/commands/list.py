@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from basicsr.utils.catalogue import KINDS, Component, component, components
+from basicsr.utils.option_reference import meaning_of_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def main(args: argparse.Namespace) -> None:
         found = component(args.kind, args.name)
     except KeyError as error:
         args.parser.error(f'{error} See: basicsr list {args.kind}')
-    sys.stdout.write(describe(found))
+    sys.stdout.write(describe(found, args.kind))
 
 
 def _line(entry: Component) -> str:
@@ -28,7 +29,7 @@ def _line(entry: Component) -> str:
     return f'{entry.name:<24}{entry.summary}{paper}\n'
 
 
-def describe(entry: Component) -> str:
+def describe(entry: Component, kind: str) -> str:
     """Name, file, docstring, papers and a table of the arguments."""
     text = entry.text.replace('``', '')
     if entry.arguments:  # else what ``Args`` says is all that there is
@@ -39,5 +40,5 @@ def describe(entry: Component) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, argument in zip(rows, entry.arguments, strict=True):
         cells = (f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True))
-        lines.append(f'  {"  ".join(cells)}  {argument.meaning}'.rstrip())
+        lines.append(f'  {"  ".join(cells)}  {meaning_of_argument(argument, kind)}'.rstrip())
     return '\n'.join([*lines, ''] if rows else lines)

@@ -150,7 +150,9 @@ def entries(section: Mapping, table: type[Section] | None, path: KeyPath = ()) -
     for argument in component.arguments if component else ():
         if argument.name not in section:
             value = None if argument.default is None else _literal(argument.default)
-            yield Entry((*path, argument.name), value, argument.type, _of(argument, kind))
+            yield Entry(
+                (*path, argument.name), value, argument.type, meaning_of_argument(argument, kind)
+            )
 
 
 def _entry(
@@ -165,14 +167,14 @@ def _entry(
         return Entry(path, value, type_text(field.annotation), field.description or meaning(path))
     for argument in component.arguments if component else ():
         if argument.name == key:
-            return Entry(path, value, argument.type, _of(argument, kind))
+            return Entry(path, value, argument.type, meaning_of_argument(argument, kind))
     text = meaning(path) or MEANINGS.get(f'{kind}.{key}', '')
     if not text and component:
         text = f'argument of {component.name}'
     return Entry(path, value, type(value).__name__ if value is not None else '', text)
 
 
-def _of(argument: Argument, kind: str) -> str:
+def meaning_of_argument(argument: Argument, kind: str) -> str:
     """The meaning of an argument; where the docstring points elsewhere, the usual one."""
     usual = MEANINGS.get(f'{kind}.{argument.name}', '')
     own = '' if argument.meaning.startswith('See ') else argument.meaning
@@ -217,10 +219,12 @@ def meaning(path: KeyPath) -> str:
     """The meaning of an option that no table and no signature describes; '' if it is not known."""
     key, kind = path[-1], _kind(path[:-1])
     section = kind or (path[0] if len(path) > 1 else '')
-    names = [f'{section}.{key}', f'{section}.{key.removesuffix("2")}']
-    names += [f'datasets.{name}' for name in (key, key.removesuffix('2')) if len(path) == 1]
-    names += [f'{section}.{key.rpartition("_")[0]}_']
-    return next((MEANINGS[name] for name in names if name in MEANINGS), '')
+    names = [f'{section}.{key}', f'{section}.{key.rpartition("_")[0]}_']
+    names += [f'datasets.{key}'] if len(path) == 1 else []
+    found = next((MEANINGS[name] for name in names if name in MEANINGS), '')
+    if not found and key.endswith('2') and (first := meaning((*path[:-1], key[:-1]))):
+        return f'{first}, in the second round'
+    return found
 
 
 def _table_of(table: type[Section] | None, key: str) -> type[Section] | None:

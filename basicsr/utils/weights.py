@@ -149,14 +149,13 @@ def _weighted_sum(
                 f'({some(sorted(unlike))}).'
             )
     largest = states[max(range(len(shares)), key=shares.__getitem__)]
-    return {
-        name: sum(
-            share * state[name].double() for share, state in zip(shares, states, strict=True)
-        ).to(value.dtype)  # pyright: ignore[reportAttributeAccessIssue] (there are terms)
-        if value.is_floating_point()
-        else value
-        for name, value in largest.items()
-    }
+    result = {}
+    for name, value in largest.items():
+        total = torch.zeros_like(value, dtype=torch.float64)
+        for share, state in zip(shares, states, strict=True):
+            total += share * state[name].double()
+        result[name] = total.to(value.dtype) if value.is_floating_point() else value
+    return result
 
 
 def strip(

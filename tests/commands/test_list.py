@@ -14,7 +14,7 @@ def test_one_of_them_is_shown_with_its_arguments(command):
     assert out.startswith('CharbonnierLoss (basicsr/losses/basic_loss.py)\n')
     assert re.search(r'^  loss_weight +float +1.0 +Factor of the loss.$', out, re.M)
     _, out, _ = command('list', 'networks', 'EDSR')
-    assert re.search(r'^  num_in_ch +int +required$', out, re.M)
+    assert re.search(r'^  num_in_ch +int +required +channels of the input$', out, re.M)
 
 
 def test_the_keys_of_a_dataset_are_those_of_its_docstring(command):
