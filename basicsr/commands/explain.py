@@ -66,7 +66,8 @@ def main(args: argparse.Namespace) -> int | None:
 
 
 def _read(args: argparse.Namespace) -> tuple[OptionFile, dict]:
-    is_train = 'train' in yaml_load(Path(args.opt))
+    given = yaml_load(Path(args.opt))
+    is_train = 'train' in given or 'train' in (given.get('datasets') or {})
     file = OptionFile(args.opt, is_train, args.force_yml)
     if folders := file.plugin_folders():
         import_plugins(folders)
@@ -212,9 +213,7 @@ def _amounts(opt: dict, sets: Mapping[str, Any]) -> Iterator[str]:
     for key, found in sets.items():
         if isinstance(found, Exception):
             yield f'  {key:<17}cannot be read: {found}'
-    if isinstance(sets['train'], Exception):
-        return
-    total = amounts(opt, sets['train'])
+    total = amounts(opt, None if isinstance(sets['train'], Exception) else sets['train'])
     rate = f'{total.samples_per_iteration} in the first iteration'
     yield f'  samples          {total.samples:,}, {rate}'
     if total.epochs is not None:

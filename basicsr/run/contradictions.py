@@ -69,10 +69,10 @@ def _of_lengths(opt: Mapping[str, Any]) -> Iterator[Problem]:
 def _of_schedule(opt: Mapping[str, Any]) -> Iterator[Problem]:
     options, total = opt['train'].get('scheduler') or {}, opt['train']['total_iter']
     for key in ('milestones', 'restarts'):
-        late = [m for m in options.get(key) or () if m >= total]
+        late = [m for m in options.get(key) or () if m > total]  # at the end: constant, on purpose
         if late:
             listed = some(list(map(str, late)))
-            yield ('train', 'scheduler', key), f'{listed}: not before the end, total_iter {total}'
+            yield ('train', 'scheduler', key), f'{listed}: after the end, total_iter {total}'
     length = sum(options.get('periods') or ())
     if length and length != total:
         then = 'the last rates stay at eta_min' if length < total else 'eta_min is not reached'

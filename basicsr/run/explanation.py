@@ -78,7 +78,7 @@ def _marks(schedulers: list[Any]) -> set[int] | None:
         if isinstance(scheduler, MultiStepRestartLR):
             marks |= {*scheduler.milestones, *scheduler.restarts}
         elif isinstance(scheduler, CosineAnnealingRestartLR):
-            marks |= set(scheduler.cumulative_period)
+            marks |= {end + 1 for end in scheduler.cumulative_period}  # an end is in its period
         else:
             return None
     return marks
@@ -240,17 +240,17 @@ def halo(opt: Mapping[str, Any], macs: int, limit: float = math.inf) -> int | No
 class Amounts(NamedTuple):
     """What a training goes through."""
 
-    images: int | None  # None for a stream
+    images: int | None  # None where that is not known
     samples: int
     epochs: float | None
     samples_per_iteration: int
 
 
 def amounts(opt: dict, dataset: Any) -> Amounts:
-    """How much a training sees of its set."""
+    """How much a training sees of its set; of a stream, or without a set, only of samples."""
     schedule, total_iter = schedule_of_all_ranks(opt), opt['train']['total_iter']
     samples, per_iteration = schedule.samples(total_iter), schedule.batch_size(1)
-    if isinstance(dataset, IterableDataset):
+    if dataset is None or isinstance(dataset, IterableDataset):
         return Amounts(None, samples, None, per_iteration)
     sampler = build_sampler(dataset, opt['datasets']['train'], 1, 0, opt['manual_seed'])
     return Amounts(len(dataset), samples, samples / sampler.total_size, per_iteration)

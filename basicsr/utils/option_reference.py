@@ -210,7 +210,7 @@ def _kind(path: KeyPath) -> str:
         return 'metrics'
     if path[:1] != ('train',) or len(path) < 2:
         return 'sampler' if path[2:] == ('sampler',) else ''
-    if path[1].endswith('_opt') or (path[1] == 'losses' and len(path) == 3):
+    if len(path) == 2 + (path[1] == 'losses') and path[1].endswith(('_opt', 'losses')):
         return 'losses'
     return 'optim' if path[1].startswith('optim_') else path[1] * (path[1] == 'scheduler')
 

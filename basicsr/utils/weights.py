@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import logging
 import math
 import os
 import re
@@ -19,6 +20,8 @@ from .registry import ARCH_REGISTRY
 from .safetensors_file import DESCRIPTION, split_description
 from .text import sizeof_fmt, some
 from .wrong_weights import why_no_state_dict
+
+logger = logging.getLogger(__name__)
 
 _ALIKE = 0.8  # share of the names that a network and a file must have in common
 # Arguments that networks need; none of them changes a name but the number of blocks.
@@ -66,7 +69,7 @@ def convert(
 
 def _state_dict(content: Mapping[str, Any], key: str, source: str | Path) -> Mapping[str, Any]:
     if not isinstance(content.get(key), Mapping):
-        found = ', '.join(map(str, content)) or 'none'
+        found = some(list(map(str, content)), 10) or 'none'
         raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
     return content[key]
 
@@ -114,7 +117,11 @@ def _networks(source: str | Path) -> tuple[dict[str, Mapping[str, Tensor]], dict
     content = load_checkpoint(source)
     state, key = select_params(content, None, source)
     found = state_dicts(content) if key is not None else {'params': state}
-    usual = {k: v for k, v in found.items() if k.startswith('params') or k == key}
+    usual = {
+        name: {n: value for n, value in values.items() if isinstance(value, Tensor)}
+        for name, values in found.items()
+        if name.startswith('params') or name == key
+    }
     return usual, split_description(content)[1]
 
 
@@ -282,7 +289,7 @@ def what_fits(state: Mapping[str, Tensor], options: Mapping[str, Any] | None = N
         unlike += [n for n in own.keys() & state.keys() if own[n].shape != state[n].shape]
         name = options['type']
         return f'{name}, but for {some(sorted(unlike))}' if unlike else f'{name}, as described'
-    likeness = {name: _likeness(net, state) for name, net in _examples().items()}
+    likeness = {name: _likeness(net, state) for name, net in _examples()}
     best = max(likeness, key=lambda name: likeness[name])
     if likeness[best] < _ALIKE:
         return 'no network here'
@@ -295,21 +302,21 @@ def _on_meta(options: Mapping[str, Any]) -> nn.Module:
         return ARCH_REGISTRY.build(options)
 
 
-def _examples() -> dict[str, nn.Module]:
-    """Every network that needs no more than numbers, small and without values."""
-    found = {}
+def _examples() -> Iterator[tuple[str, nn.Module]]:
+    """Every network that can be made of small numbers, without values, and its name."""
     for name, entry in ARCH_REGISTRY:
         needed = {
-            p.name: getattr(p.annotation, '__name__', str(p.annotation))
+            p.name: getattr(p.annotation, '__name__', '')
             for p in inspect.signature(entry).parameters.values()
             if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         }
-        if needed.keys() and not set(needed.values()) <= _SMALL.keys():
+        if not set(needed.values()) <= _SMALL.keys():
             continue
-        found[name.removesuffix('_basicsr')] = _on_meta(
-            {'type': name, **{argument: _SMALL[kind] for argument, kind in needed.items()}}
-        )
-    return found
+        arguments = {argument: _SMALL[kind] for argument, kind in needed.items()}
+        try:
+            yield name.removesuffix('_basicsr'), _on_meta({'type': name, **arguments})
+        except Exception as error:  # whatever a constructor makes of these
+            logger.info('%s is not compared: %s', name, error)
 
 
 def _likeness(net: nn.Module, state: Mapping[str, Any]) -> float:

@@ -26,7 +26,7 @@ def test_a_sound_file_has_none(found):
     assert found() == {}
 
 
-SCHEDULE = {'type': 'MultiStepLR', 'milestones': [4, 6, 8]}
+SCHEDULE = {'type': 'MultiStepLR', 'milestones': [4, 6, 7, 8]}
 COSINE = {'type': 'CosineAnnealingRestartLR', 'periods': [2, 2], 'restart_weights': [1, 1]}
 SWIN = {'type': 'SwinIR', 'upscale': 2, 'window_size': 3, 'upsampler': 'pixelshuffle'}
 
@@ -34,7 +34,11 @@ SWIN = {'type': 'SwinIR', 'upscale': 2, 'window_size': 3, 'upsampler': 'pixelshu
 @pytest.mark.parametrize(
     ('changes', 'key', 'text'),
     [
-        ({'train__scheduler': SCHEDULE}, 'train.scheduler.milestones', '6, 8: not before the end'),
+        (
+            {'train__scheduler': SCHEDULE},
+            'train.scheduler.milestones',
+            '7, 8: after the end, total_iter 6',
+        ),
         ({'train__scheduler': COSINE}, 'train.scheduler.periods', '4 iterations together'),
         (
             {'train__scheduler': {'type': 'CosineAnnealingLR', 'T_max': 3}},

@@ -45,9 +45,25 @@ def test_a_cosine_is_told_at_its_quarters(complete, train_opt):
         assert rates.at[point][0] == pytest.approx(1e-5 + share * (1e-3 - 1e-5))
 
 
+def test_a_restart_is_told_at_the_iteration_that_begins_it(complete, train_opt):
+    schedule = {'type': 'CosineAnnealingRestartLR', 'periods': [100, 300]}
+    schedule |= {'restart_weights': [1, 0.5], 'eta_min': 1e-6}
+    rates = learning_rates(complete(train_opt(train__total_iter=400, train__scheduler=schedule)))
+    assert rates.rows == [1, 100, 102, 200, 300, 400]
+    assert rates.at[101][0] == pytest.approx(1e-6)
+    assert rates.at[102][0] == pytest.approx(5e-4, rel=1e-2)
+
+
 @pytest.mark.parametrize(
     'changes',
     [
+        {
+            'train__scheduler': {
+                'type': 'CosineAnnealingRestartLR',
+                'periods': [2, 4],
+                'restart_weights': [1, 0.5],
+            }
+        },
         {'train__scheduler': {'type': 'MultiStepLR', 'milestones': [2, 4], 'gamma': 0.5}},
         {'train__scheduler': {'type': 'StepLR', 'step_size': 2}, 'train__warmup_iter': 3},
         {'train__swa': {'start': 4, 'every': 1, 'lr': 1e-4, 'anneal_iters': 2}},
@@ -119,4 +135,5 @@ def test_samples_and_epochs_are_counted(complete, train_opt):
 def test_a_set_that_is_not_there_is_told_in_its_place(complete, train_opt):
     opt = complete(train_opt(datasets__train__dataroot_gt='nowhere'))
     assert 'nowhere' in str(dict(datasets(opt))['train'])
+    assert amounts(opt, None)[:3] == (None, 12, None)
     assert not Path('nowhere').exists()

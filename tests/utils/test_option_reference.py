@@ -72,5 +72,7 @@ def test_every_key_that_components_read_has_a_meaning(table, path):
 
 
 def test_no_option_of_a_plain_file_is_without_a_meaning(read):
-    found, _ = read()
+    percep = {'type': 'PerceptualLoss', 'layer_weights': {'conv5_4': 1}}
+    found, _ = read(train__perceptual_opt=percep)
+    assert found['train.perceptual_opt.layer_weights'].value == {'conv5_4': 1}
     assert [key for key, entry in found.items() if not entry.meaning] == []
