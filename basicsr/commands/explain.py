@@ -67,7 +67,8 @@ def main(args: argparse.Namespace) -> int | None:
 
 def _read(args: argparse.Namespace) -> tuple[OptionFile, dict]:
     given = yaml_load(Path(args.opt))
-    is_train = 'train' in given or 'train' in (given.get('datasets') or {})
+    sets = given.get('datasets')
+    is_train = 'train' in given or (isinstance(sets, dict) and 'train' in sets)
     file = OptionFile(args.opt, is_train, args.force_yml)
     if folders := file.plugin_folders():
         import_plugins(folders)
@@ -93,9 +94,7 @@ def _key(args: argparse.Namespace) -> str:
 def _entry(entry: Entry, file: OptionFile, longest: int = _LONGEST) -> Iterator[str]:
     """The lines on an option: path, value and origin; type and meaning."""
     origin = file.origin(entry.path)
-    is_required = origin == 'default' and entry.value is None and entry.path[-1] == 'type'
-    value = '' if is_required else shown(entry.value, longest)
-    yield f'{".".join(entry.path) + ": " + value:<64}  {origin}'
+    yield f'{".".join(entry.path) + ": " + shown(entry.value, longest):<64}  {origin}'
     about = f'{entry.type}; {entry.meaning}' if entry.type and entry.meaning else ''
     about = about or entry.type or entry.meaning
     indent = ' ' * 4

@@ -146,7 +146,10 @@ def entries(section: Mapping, table: type[Section] | None, path: KeyPath = ()) -
             for index, part in parts:
                 yield from entries(part, inner, (*here, str(index)))
         else:
-            yield _entry(here, value, table, kind, component)
+            entry = _entry(here, value, table, kind, component)
+            if kind and not entry.meaning:
+                entry = entry._replace(meaning=f'argument of {section.get("type")}')
+            yield entry
     for argument in component.arguments if component else ():
         if argument.name not in section:
             value = None if argument.default is None else _literal(argument.default)
@@ -169,8 +172,6 @@ def _entry(
         if argument.name == key:
             return Entry(path, value, argument.type, meaning_of_argument(argument, kind))
     text = meaning(path) or MEANINGS.get(f'{kind}.{key}', '')
-    if not text and component:
-        text = f'argument of {component.name}'
     return Entry(path, value, type(value).__name__ if value is not None else '', text)
 
 

@@ -266,7 +266,8 @@ def _described(described: Mapping[str, Any]) -> Iterator[str]:
     if not described:
         yield 'The file does not say which network it holds.'
         return
-    options = dict(described.get('network') or {})
+    network = described.get('network')
+    options = dict(network) if isinstance(network, Mapping) else {}
     name = options.pop('type', 'unknown')
     arguments = ', '.join(f'{key}: {value}' for key, value in options.items())
     scale, version = described.get('scale'), described.get('version')
@@ -280,7 +281,7 @@ def what_fits(state: Mapping[str, Tensor], options: Mapping[str, Any] | None = N
         options: What the file says of it. Without that the names of the weights are compared with
             those of all networks, numbers of layers aside.
     """
-    if options:
+    if isinstance(options, Mapping) and options:
         try:
             own = _on_meta(options).state_dict()
         except Exception as error:  # whatever a constructor makes of arguments
@@ -314,9 +315,11 @@ def _examples() -> Iterator[tuple[str, nn.Module]]:
             continue
         arguments = {argument: _SMALL[kind] for argument, kind in needed.items()}
         try:
-            yield name.removesuffix('_basicsr'), _on_meta({'type': name, **arguments})
+            net = _on_meta({'type': name, **arguments})
         except Exception as error:  # whatever a constructor makes of these
             logger.info('%s is not compared: %s', name, error)
+            continue
+        yield name.removesuffix('_basicsr'), net
 
 
 def _likeness(net: nn.Module, state: Mapping[str, Any]) -> float:

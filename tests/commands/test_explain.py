@@ -59,6 +59,33 @@ def test_wrong_components_are_told_all_at_once(command, train_opt, write):
     assert "did you mean 'num_feat'" in err and "did you mean 'loss_weight'" in err
 
 
+MINE = """
+from torch import nn
+
+from basicsr.utils.registry import ARCH_REGISTRY
+
+
+@ARCH_REGISTRY.register()
+class Mine(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 1))
+
+    def forward(self, x):
+        return self.body(x)
+"""
+
+
+def test_a_network_of_the_users_own_is_measured_too(command, train_opt, write, tmp_path):
+    (tmp_path / 'mine_arch.py').write_text(MINE)
+    opt = train_opt(plugins=['.'], scale=1, network_g={'type': 'Mine', 'width': 5})
+    opt['datasets']['train']['dataroot_lq'] = opt['datasets']['train']['dataroot_gt']
+    status, out, _ = command('explain', '-opt', write(opt))
+    assert status == 0
+    assert 'network_g.width: 5' in out and '    int; argument of Mine\n' in out
+    assert f'multiply-adds    {(27 + 3) * 5 * 16 * 16:,} for' in out
+
+
 def test_a_file_for_a_test_is_explained_too(command, train_opt, write):
     opt = train_opt()
     del opt['train'], opt['datasets']['train'], opt['logger']

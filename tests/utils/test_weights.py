@@ -92,6 +92,15 @@ def test_a_file_is_described_by_entries_network_and_names(tmp_path):
     assert len(lines) == 6 + 8
 
 
+@pytest.mark.parametrize('network', ['EDSR', {'num_feat': 4}, {'type': ['EDSR']}, None])
+def test_a_description_that_is_none_is_told_and_no_error(tmp_path, network):
+    state = build_network(COMPACT).state_dict()
+    save_checkpoint({'params': state, 'basicsr': {'network': network}}, tmp_path / 'a.pth')
+    lines = list(report(tmp_path / 'a.pth'))
+    assert lines[2].startswith('Network: ')
+    assert lines[3].startswith('Fits: ')
+
+
 def test_what_is_no_network_is_named(tmp_path):
     save_checkpoint({'iter': 4, 'optimizers': [], 'epoch': 0}, tmp_path / '4.state')
     assert 'The file is a training state' in list(report(tmp_path / '4.state'))[-1]
