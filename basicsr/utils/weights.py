@@ -306,14 +306,16 @@ def _on_meta(options: Mapping[str, Any]) -> nn.Module:
 def _examples() -> Iterator[tuple[str, nn.Module]]:
     """Every network that can be made of small numbers, without values, and its name."""
     for name, entry in ARCH_REGISTRY:
+        parameters = inspect.signature(entry).parameters
         needed = {
             p.name: getattr(p.annotation, '__name__', '')
-            for p in inspect.signature(entry).parameters.values()
+            for p in parameters.values()
             if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         }
         if not set(needed.values()) <= _SMALL.keys():
             continue
-        arguments = {argument: _SMALL[kind] for argument, kind in needed.items()}
+        arguments: dict[str, Any] = {key: _SMALL[kind] for key, kind in needed.items()}
+        arguments |= {key: 1 for key in ('num_block', 'num_group') if key in parameters}
         try:
             net = _on_meta({'type': name, **arguments})
         except Exception as error:  # whatever a constructor makes of these
