@@ -196,7 +196,7 @@ def _networks(opt: dict, measure: bool) -> Iterator[str]:
 def _halo(halo: Any, opt: dict, macs: int, measure: bool) -> str:
     try:
         pixels = halo(opt, macs, float('inf') if measure else _MOST_MACS)
-    except (UserError, RuntimeError) as error:
+    except UserError as error:
         return f'not measured: {error}'
     if pixels is None:
         return 'the whole image, or more than 500 LQ pixels to each side'

@@ -22,6 +22,7 @@ from basicsr.models.restore import receptive_halo
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
+from .data_checks import explained
 from .loaders import schedule_of_all_ranks
 
 _POINTS = 60  # of a curve
@@ -148,12 +149,10 @@ def size_of(opt: dict, label: str) -> Size:
         net = ARCH_REGISTRY.build(options)
     side, batch = crop_of(opt, label), _micro_batch(opt)
     shape = (batch, input_channels(options), side, side)
-    try:
+    with explained('it cannot be traced without values'):
         output, activations = _saved_for_backward(net.train(), shape)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net.eval()(torch.zeros((1, *shape[1:]), device='meta'))
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-        raise UserError(f'it cannot be traced without values ({error})') from error
     parameters = sum(p.numel() for p in net.parameters())
     trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     averages = bool(opt['train']['ema_decay']) + bool(opt['train']['swa']) if label == 'g' else 0
@@ -227,14 +226,15 @@ def halo(opt: Mapping[str, Any], macs: int, limit: float = math.inf) -> int | No
         limit: Most multiply-adds to spend on it.
 
     Raises:
-        ValueError: It would take more.
+        ValueError: It would take more, or the network cannot be used so.
     """
     options, side = opt['network_g'], crop_of(opt, 'g')
     if macs / side**2 * _PROBE_PIXELS > limit:
         raise UserError('it takes a while (--measure)')
     net = ARCH_REGISTRY.build(options)
     window = argument(options, 'window_size') or 1
-    return receptive_halo(net, input_channels(options), opt['scale'] or 1, window)
+    with explained('it cannot be measured'):
+        return receptive_halo(net, input_channels(options), opt['scale'] or 1, window)
 
 
 class Amounts(NamedTuple):
