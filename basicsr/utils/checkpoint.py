@@ -5,7 +5,6 @@ import hashlib
 import io
 import itertools
 import logging
-import os
 import re
 import shutil
 import struct
@@ -298,36 +297,6 @@ def _check_seal(path: Path) -> bool:
     if end != _seal(digest.hexdigest()):
         raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     return True
-
-
-def convert(source: str | Path, target: str | Path, key: str | None = None) -> None:
-    """Write a checkpoint in the format that the ending of ``target`` names.
-
-    Args:
-        key: Of the state dict to write alone, as other programs want it; None for all of the file.
-            The description of the network is kept unless a .pth gets bare weights.
-
-    Raises:
-        FileExistsError: There is a ``target``.
-        FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
-    """
-    if Path(target).suffix not in ('.pth', '.safetensors'):
-        raise UserError(f'{target} must end in .pth or .safetensors.')
-    if os.path.lexists(target):
-        raise FileExistsError(f'{target} exists: remove it, or give another name.')
-    content = load_checkpoint(source)
-    if not isinstance(content, dict):
-        raise UserError(f'{source} holds a {type(content).__name__}; a dict is needed.')
-    content, described = split_description(content)
-    if key is not None:
-        if not isinstance(content.get(key), Mapping):
-            found = ', '.join(map(str, content)) or 'none'
-            raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
-        content = content[key]
-    is_bare = not any(isinstance(value, Mapping) for value in content.values())
-    if described and not (is_bare and Path(target).suffix == '.pth'):  # it would pass for a weight
-        content = {**content, DESCRIPTION: described}
-    save_checkpoint(content, target)
 
 
 def strip_wrapper_prefixes(
