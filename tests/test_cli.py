@@ -387,3 +387,12 @@ def test_bugs_of_the_users_own_code_are_shown_with_their_place(
     with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
         run(opt)
     assert message_for_users(error.value) is None  # so the traceback is printed
+
+
+def test_output_that_nobody_reads_on_ends_a_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, '-m', 'basicsr', 'list', 'networks']
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b'')

@@ -17,7 +17,7 @@ from basicsr.utils.errors import UserError
 from basicsr.utils.option_reference import Entry, entries, meaning
 from basicsr.utils.options import OptionError, OptionFile, Process, yaml_load
 from basicsr.utils.registry import import_plugins
-from basicsr.utils.text import printable, sizeof_fmt
+from basicsr.utils.text import sizeof_fmt, write_out
 
 _BARS = '▁▂▃▄▅▆▇█'
 _WIDTH = 60  # of the curve
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int | None:
     """Explain a file, or a key of it, which takes no import of torch."""
     if args.key is not None:
         try:
-            sys.stdout.write(printable(_key(args)))
+            write_out(_key(args))
         except (UserError, OSError) as error:
             sys.stderr.write(f'{error}\n')
             return 2 if isinstance(error, OptionError) else 1
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int | None:
         logger.setLevel(logging.WARNING)  # what is built here is no event
         try:
             for line in _all(args, root):
-                sys.stdout.write(f'{printable(line)}\n')
+                write_out(f'{line}\n')
         finally:
             logger.setLevel(level)
 

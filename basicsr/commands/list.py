@@ -1,10 +1,10 @@
 """``basicsr list networks EDSR``."""
 
 import argparse
-import sys
 
 from basicsr.utils.catalogue import KINDS, Component, component, components
 from basicsr.utils.option_reference import meaning_of_argument
+from basicsr.utils.text import write_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,13 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Print what option files can name, or all about one of them."""
     if args.name is None:
-        sys.stdout.writelines(map(_line, components(args.kind).values()))
+        write_out(''.join(map(_line, components(args.kind).values())))
         return
     try:
         found = component(args.kind, args.name)
     except KeyError as error:
         args.parser.error(f'{error} See: basicsr list {args.kind}')
-    sys.stdout.write(describe(found, args.kind))
+    write_out(describe(found, args.kind))
 
 
 def _line(entry: Component) -> str:

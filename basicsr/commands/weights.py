@@ -1,7 +1,6 @@
 """``basicsr weights show net_g_latest.pth``."""
 
 import argparse
-import sys
 from pathlib import Path
 
 _ACTIONS = {
@@ -74,10 +73,10 @@ def main(args: argparse.Namespace) -> None:
     from basicsr.run.program import run
 
     def act(_: Path) -> None:
-        from basicsr.utils.text import printable
+        from basicsr.utils.text import write_out
 
         for line in _act(args):
-            sys.stdout.write(f'{printable(line)}\n')
+            write_out(f'{line}\n')
 
     run(act, Path.cwd())
 
