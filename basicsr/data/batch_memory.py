@@ -24,7 +24,7 @@ from basicsr.utils.text import sizeof_fmt
 
 from .data_util import image_tensor
 from .progressive import crop_sizes, training_stages
-from .transforms import turned_planes
+from .transforms import turn, turned_planes
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,11 @@ class StoredSample(NamedTuple):
     def tensors(self) -> dict[str, Any]:
         """The sample as a dataset gives it."""
         return {k: image_tensor(image, *self.how) for k, image in self.images.items()} | self.rest
+
+    def view(self, key: str) -> np.ndarray:
+        """The turned planes (c, h, w), RGB, of an image; a view."""
+        planes = turn(self.images[key], self.how[-1]).transpose(2, 0, 1)
+        return planes[::-1] if len(planes) == 3 else planes
 
     @property
     def is_bytes(self) -> bool:
@@ -160,7 +165,7 @@ class BatchMemory:
                 known[item.worker, item.slot] = item.tensors
             tensors = known[item.worker, item.slot].items()
             floats = item.floats if to_float else ()
-            yield item.batch | {k: _copy(v, pin_memory, k in floats) for k, v in tensors}
+            yield item.batch | {k: copied(v, pin_memory, k in floats) for k, v in tensors}
 
 
 def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: int) -> None:
@@ -202,7 +207,7 @@ def _memory() -> int | None:
     return min(limits, default=None)
 
 
-def _copy(tensor: Tensor, pin_memory: bool, to_float: bool) -> Tensor:
+def copied(tensor: Tensor, pin_memory: bool = False, to_float: bool = False) -> Tensor:
     """A copy of a contiguous tensor, made only by the calling thread; of bytes, as floats.
 
     Were it torch's, OpenMP would start threads of their own for the calling one, more than there

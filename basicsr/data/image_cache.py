@@ -64,9 +64,9 @@ def open_cache(
     """The cache that the option ``cache`` of a dataset asks for, unless it is 'off'.
 
     Args:
-        option: 'auto': in the user's cache folder, as long as it takes at most half of the disk's
-            free space, until it is unused for 30 days, and not at all if that folder cannot be
-            written; otherwise a folder.
+        option: 'auto' or 'device': in the user's cache folder, as long as it takes at most half of
+            the disk's free space, until it is unused for 30 days, and not at all if that folder
+            cannot be written; otherwise a folder.
         sources: Names of the images.
         kind: How they are decoded.
         what: The images, for the log.
@@ -74,7 +74,7 @@ def open_cache(
     """
     if isinstance(option, str) and option.lower() in _NO_FOLDERS:
         raise UserError(f"cache is '{option}'; it must be auto, off, or a folder.")
-    automatic = option in ('auto', True)
+    automatic = option in ('auto', 'device', True)
     try:
         if automatic:
             freed = clear_caches(default_root(), unused_for=_KEEP_DAYS)
@@ -190,6 +190,11 @@ class ImageCache:
         dtype = np.uint8 if itemsize == 1 else np.uint16
         planes = np.ndarray((channels, height, width), dtype, self._pixels, start)
         return planes.transpose(1, 2, 0)
+
+    def pixels(self) -> np.ndarray:
+        """The file of the pixels as bytes: the map that images of ``get`` are views of."""
+        self._map()
+        return np.frombuffer(self._pixels, np.uint8)
 
     def put(self, index: int, stamp: Stamp, img: np.ndarray) -> None:
         """Add an image (h, w, c); skipped if there is no space or it has not 8 or 16 bits."""

@@ -1,7 +1,9 @@
 """Dataset of paired low-quality (LQ) and ground-truth (GT) images."""
 
 import logging
+import random
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -61,10 +63,10 @@ class PairedImages:
         self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
     ) -> dict[str, Tensor | str]:
         """The sample of two images (h, w, c), and their paths ``lq_path`` and ``gt_path``."""
-        return self._stored_sample(gt, lq, pair).tensors()
+        return self._stored_sample(gt, lq, pair, random).tensors()
 
     def _stored_sample(
-        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
+        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str], rng: Any
     ) -> StoredSample:
         orientation = UPRIGHT
         if self.phase == 'train':
@@ -79,8 +81,8 @@ class PairedImages:
                     f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
                     'Lower gt_size, pad the image (pad_small) or remove it.',
                 )
-            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
-            orientation = draw_orientation(self.use_hflip, self.use_rot)
+            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'], rng)
+            orientation = draw_orientation(self.use_hflip, self.use_rot, rng)
         else:
             gt = self._cut(gt, lq, pair)
         # Only now: a crop is cheaper to convert than the image.
@@ -216,12 +218,16 @@ class PairedImageDataset(PairedImages, Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         return self.stored(index).tensors()
 
-    def stored(self, index: int) -> StoredSample:
-        """The sample before its conversion; of random generators, only ``random`` is used."""
+    def stored(self, index: int, rng: Any = random) -> StoredSample:
+        """The sample before its conversion.
+
+        Args:
+            rng: Of all random decisions: the module ``random``, or a ``random.Random``.
+        """
         pair = self.paths[index]
         gt = self._read_gt(index, pair['gt_path'])
         lq = self._read_lq(index, pair['lq_path'])
-        return self._stored_sample(gt, lq, pair)
+        return self._stored_sample(gt, lq, pair, rng)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -31,6 +31,7 @@ def paired_random_crop(
     gt_patch_size: int,
     scale: int,
     gt_path: str | None = None,
+    rng: Any = random,
 ) -> tuple[Any, Any]:
     """Crop GT and LQ images at one random place.
 
@@ -39,6 +40,7 @@ def paired_random_crop(
         img_lqs: The same, ``scale`` times smaller.
         gt_patch_size: Side of the GT crop; the LQ crop has ``gt_patch_size // scale``.
         gt_path: For messages.
+        rng: Where the place is drawn: the module ``random``, or a ``random.Random``.
 
     Returns:
         GT and LQ crops, as lists where lists were given.
@@ -62,8 +64,8 @@ def paired_random_crop(
             f'{lq_h}x{lq_w} than {lq_patch}: {gt_path}. Lower gt_size, pad the image (pad_small) '
             'or remove it.',
         )
-    top = random.randint(0, lq_h - lq_patch)
-    left = random.randint(0, lq_w - lq_patch)
+    top = rng.randint(0, lq_h - lq_patch)
+    left = rng.randint(0, lq_w - lq_patch)
     gts = [_crop(gt, top * scale, left * scale, gt_patch_size) for gt in gts]
     lqs = [_crop(lq, top, left, lq_patch) for lq in lqs]
     return _unwrap(gts), _unwrap(lqs)
@@ -121,11 +123,11 @@ def augment(
     return tuple(result) if len(result) > 1 else result[0]
 
 
-def draw_orientation(hflip: bool, rotation: bool) -> tuple[bool, bool, bool]:
+def draw_orientation(hflip: bool, rotation: bool, rng: Any = random) -> tuple[bool, bool, bool]:
     """Draw (hflip, vflip, rot90) as for ``augment``."""
-    hflip = hflip and random.random() < 0.5
-    vflip = rotation and random.random() < 0.5
-    rot90 = rotation and random.random() < 0.5
+    hflip = hflip and rng.random() < 0.5
+    vflip = rotation and rng.random() < 0.5
+    rot90 = rotation and rng.random() < 0.5
     return hflip, vflip, rot90
 
 

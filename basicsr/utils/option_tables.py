@@ -184,7 +184,7 @@ class TrainDatasetOptions(DatasetOptions):
         description='cpu: a thread prefetches batches; cuda: it also copies them to the GPU '
         'ahead of time; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
-    cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
+    cache: str | bool = Field('auto', description='decoded images: auto, off, device, or a folder')
     on_error: Literal['raise', 'skip'] = Field(
         'raise', description='an unreadable image ends the run, or is replaced by another one'
     )
