@@ -16,7 +16,7 @@ from torch import Tensor
 from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import keep_rows
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
@@ -137,7 +137,7 @@ class BlindDegradation(BaseModel):
                 check_options(self.degradation, 'recipes')
                 _ = self.degradation['gt_size'], self.degradation['scale']
             except KeyError as error:
-                raise UserError(f'{opt["model_type"]} needs the option {error}.') from error
+                raise MissingKeyError(f'{opt["model_type"]} needs the option {error}.') from error
 
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
@@ -235,5 +235,5 @@ class RealESRNetModel(BlindDegradation, SRModel):
 
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is None and self.is_high_order:
-            raise UserError('gt_usm: required by RealESRNetModel: true sharpens the target.')
+            raise MissingKeyError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

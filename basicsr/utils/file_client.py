@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import MissingKeyError, MissingPackageError, UserError
+from .errors import CheckError, MissingKeyError, MissingPackageError, UserError
 from .lmdb_check import check_lmdb
 from .text import some
 
@@ -99,7 +99,7 @@ class LmdbBackend(BaseStorageBackend):
         paths = [db_paths] if isinstance(db_paths, str | Path) else list(db_paths)
         keys = [client_keys] if isinstance(client_keys, str) else list(client_keys)
         if len(paths) != len(keys):
-            raise UserError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
+            raise CheckError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
         for path in paths:
             check_lmdb(path)
             _forget_replaced(str(Path(path).resolve()))
