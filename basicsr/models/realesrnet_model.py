@@ -15,6 +15,7 @@ from torch import Tensor
 
 from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
+from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.img_process_util import USMSharp
@@ -111,6 +112,7 @@ class BlindDegradation(BaseModel):
             self._make_pool(opt)
         super().__init__(opt)
         self.usm_sharpener = USMSharp().to(self.device)
+        self.jpeger = DiffJPEG(differentiable=False).to(self.device)  # for subclasses
         # On a CPU the compiled version is slower.
         if opt['is_train'] and opt['train'].get('compile') and self.device.type == 'cuda':
             compile_jpeg(self.device)
@@ -145,7 +147,7 @@ class BlindDegradation(BaseModel):
         return opt['datasets']['train'].get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
-        size = opt.get('queue_size', 180 if self.shares else 0)
+        self.queue_size = size = opt.get('queue_size', 180 if self.shares else 0)
         if not size:
             return
         if len(sizes := crop_sizes(self.degradation)) > 1:
