@@ -15,12 +15,17 @@ from basicsr.utils.checkpoint import (
     state_dicts,
 )
 from basicsr.utils.errors import MissingKeyError, UserError
+from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import some
 
 __all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = lazy_exports(
+    __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
+)
 
 
 def build_network(opt: Mapping[str, Any]) -> nn.Module:

@@ -55,6 +55,7 @@ def make_activation(act_type: str, num_feat: int) -> nn.Module:
         'prelu': nn.PReLU(num_feat),
         'relu': nn.ReLU(inplace=True),
         'leakyrelu': nn.LeakyReLU(0.1, inplace=True),
+        'rrelu': nn.RReLU(),
         'softplus': nn.Softplus(),
         'linear': nn.Identity(),
     }

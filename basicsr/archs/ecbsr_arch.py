@@ -141,7 +141,7 @@ class ECBSR(nn.Module):
         num_block: Blocks between the first and the last.
         num_channel: Features between blocks.
         with_idt: Also add its input to the output of every block whose channels allow it.
-        act_type: 'prelu', 'relu', 'leakyrelu', 'softplus' or 'linear'.
+        act_type: 'prelu', 'relu', 'leakyrelu', 'rrelu', 'softplus' or 'linear'.
         scale: Any whole number from 1.
     """
 

@@ -23,7 +23,7 @@ class SRVGGNetCompact(nn.Module):
     Args:
         num_conv: Convolutions between the first and the last.
         upscale: Any whole number from 1.
-        act_type: 'prelu', 'relu', 'leakyrelu', 'softplus' or 'linear'.
+        act_type: 'prelu', 'relu', 'leakyrelu', 'rrelu', 'softplus' or 'linear'.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class SRVGGNetCompact(nn.Module):
         super().__init__()
         if not isinstance(upscale, int) or upscale < 1:
             raise UserError(f'SRVGGNetCompact: upscale {upscale} must be a whole number from 1.')
-        self.upscale = upscale
+        self.num_in_ch, self.num_out_ch, self.num_feat = num_in_ch, num_out_ch, num_feat
+        self.num_conv, self.upscale, self.act_type = num_conv, upscale, act_type
         self.adds_input = num_in_ch in (1, num_out_ch)
 
         self.body = nn.ModuleList()

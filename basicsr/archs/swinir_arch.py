@@ -649,7 +649,8 @@ class SwinIR(nn.Module):
         self.patch_unembed = PatchUnEmbed(img_size, patch_size, embed_dim=embed_dim)
         self.patches_resolution = self.patch_embed.patches_resolution
         self.window_size = min(window_size, *self.patches_resolution)
-        self.ape = ape
+        self.ape, self.patch_norm, self.mlp_ratio = ape, patch_norm, mlp_ratio
+        self.num_layers, self.num_features = len(depths), embed_dim
         if ape:
             positions = torch.zeros(1, self.patch_embed.num_patches, embed_dim)
             self.absolute_pos_embed = nn.Parameter(trunc_normal_(positions, std=0.02))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import MissingKeyError, UserError
+from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.option_section import place_of
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
@@ -32,6 +33,10 @@ from .workers import worker_init_fn
 __all__ = ['build_dataloader', 'build_dataset']
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = lazy_exports(
+    __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
+)
 
 
 def build_dataset(dataset_opt: dict) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
-from basicsr.utils.errors import UserError, image_error
+from basicsr.utils.errors import CheckError, UserError, image_error
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.image_header import remarks
 from basicsr.utils.img_util import imfrombytes, img2tensor
@@ -213,7 +213,7 @@ def matching_names(
         found[0].append(lq_name)
         found[1].append(gt_name)
     if missing or unused:
-        raise UserError(
+        raise CheckError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
             f'{len(gt_names)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
@@ -470,7 +470,7 @@ def generate_frame_indices(
     reflection_circle 4 3 0 1 2; circle 3 4 0 1 2.
     """
     if num_frames % 2 == 0:
-        raise UserError(f'num_frames must be odd, got {num_frames}.')
+        raise CheckError(f'num_frames must be odd, got {num_frames}.')
     last, pad = max_frame_num - 1, num_frames // 2
     first_shown, last_shown = crt_idx - pad, crt_idx + pad
     before_and_after = {
@@ -480,7 +480,7 @@ def generate_frame_indices(
         'circle': (lambda i: i + num_frames, lambda i: i - num_frames),
     }
     if padding not in before_and_after:
-        raise UserError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
+        raise CheckError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
     before, after = before_and_after[padding]
     return [
         before(i) if i < 0 else after(i) if i > last else i
@@ -506,7 +506,7 @@ def duf_downsample(x: Tensor, kernel_size: int = 13, scale: int = 4) -> Tensor:
     """
     sigmas = {2: 0.8, 3: 1.2, 4: 1.6}
     if scale not in sigmas:
-        raise UserError(f'scale must be 2, 3 or 4, got {scale}.')
+        raise CheckError(f'scale must be 2, 3 or 4, got {scale}.')
     frames = x.flatten(0, -3).unsqueeze(1)
     pad = kernel_size // 2 + scale * 2
     kernel = torch.from_numpy(generate_gaussian_kernel(kernel_size, sigmas[scale])).to(x)

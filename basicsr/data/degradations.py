@@ -313,7 +313,7 @@ def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) ->
     Args:
         cutoff: Highest frequency that passes, in radians per pixel, up to pi.
         kernel_size: Number of pixels k of a side, odd.
-        pad_to: Surround the kernel by zeros to this odd size; 0 leaves it unchanged.
+        pad_to: Surround the kernel by zeros to this odd size, unless the kernel is as large.
     """
     _, xx, yy = mesh_grid(_odd(kernel_size))
     radius = np.hypot(xx, yy)
@@ -322,7 +322,7 @@ def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) ->
     kernel = cutoff * special.j1(cutoff * radius) / (2 * np.pi * radius)
     kernel[middle, middle] = cutoff**2 / (4 * np.pi)  # the limit
     kernel = _normalized(kernel)
-    return pad_kernel(kernel, pad_to) if pad_to else kernel
+    return pad_kernel(kernel, pad_to) if pad_to > kernel_size else kernel
 
 
 def pad_kernel(kernel: np.ndarray, size: int) -> np.ndarray:

@@ -154,7 +154,8 @@ class PairedImageDataset(PairedImages, Dataset):
         self.paths = self._find_pairs(opt)
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
-        self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
+        self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
+        self.file_client = self._open(dict(self.io_backend_opt))
         self._read_gt, self._read_lq = self._readers(opt)
         self._warn_of_equal_folders()
 

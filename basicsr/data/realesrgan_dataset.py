@@ -28,6 +28,7 @@ from .data_util import (
     paths_from_lmdb,
 )
 from .second_order import (
+    KERNEL_OPTIONS,
     Recipe,
     check_options,
     draw_kernels,
@@ -89,9 +90,12 @@ class RealESRGANDataset(Dataset):
         if self.degrade_on not in ('device', 'worker'):
             raise UserError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
         self._sharpen = USMSharp()
+        # Attributes, which subclasses read and change.
+        vars(self).update({name: opt[name] for name in KERNEL_OPTIONS if name in opt})
         check_options(opt, 'kernels', *(['recipes'] if self.degrade_on == 'worker' else []))
 
-        backend: dict[str, Any] = dict(opt.get('io_backend') or {'type': 'disk'})
+        self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
+        backend: dict[str, Any] = dict(self.io_backend_opt)
         if backend['type'] == 'lmdb':
             backend.update(db_paths=[self.gt_folder], client_keys=['gt'])
             roots = [paths_from_lmdb(self.gt_folder)]
@@ -134,7 +138,7 @@ class RealESRGANDataset(Dataset):
 
     def draw(self) -> tuple[list[Tensor], Recipe]:
         """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
-        *kernels, drawn = draw_kernels(self.opt)
+        *kernels, drawn = draw_kernels(vars(self))
         recipe: Recipe = {'seed': draw_seed(), **drawn}
         if self._is_progressive:  # tells the model, if that makes the patches
             recipe['gt_size'] = self.gt_size

@@ -37,6 +37,18 @@ Recipe = dict[str, Any]
 STAGES = ('', '2')  # how the names of options and of recipe entries end
 RESIZE_MODES = ('area', 'bilinear', 'bicubic')
 SMALLEST_KERNEL, PADDED_KERNEL = 7, 21
+KERNEL_OPTIONS = (
+    *(
+        f'{name}{stage}'
+        for name in (
+            *('blur_kernel_size', 'kernel_list', 'kernel_prob', 'sinc_prob', 'blur_sigma'),
+            *('betag_range', 'betap_range'),
+        )
+        for stage in STAGES
+    ),
+    'final_sinc_prob',
+)
+
 KERNEL_KINDS = [
     f'{family}{shape}' for family in ('', 'generalized_', 'plateau_') for shape in ('iso', 'aniso')
 ]

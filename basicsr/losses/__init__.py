@@ -21,6 +21,8 @@ __getattr__ = lazy_exports(
             'GANFeatLoss GANLoss MultiScaleGANLoss '
             'g_path_regularize gradient_penalty_loss r1_penalty'
         ),
+        'basicsr.utils.logger': 'get_root_logger',
+        'basicsr.utils.misc': 'scandir',
     },
 )
 

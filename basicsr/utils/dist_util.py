@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .errors import UserError
+from .errors import MissingKeyError, UserError
 
 START_TIMEOUT = 120.0  # seconds at least, before the first step: imports, lists of files, workers
 _LATE = 5  # seconds after which a connection that should have timed out never will
@@ -141,7 +141,9 @@ def _slurm_environment(port: int | None) -> None:
     try:
         rank, world_size = os.environ['SLURM_PROCID'], os.environ['SLURM_NTASKS']
     except KeyError as error:
-        raise UserError(f'--launcher slurm: the environment has no {error.args[0]}.') from None
+        raise MissingKeyError(
+            f'--launcher slurm: the environment has no {error.args[0]}.'
+        ) from None
     os.environ.update(
         RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=os.environ.get('SLURM_LOCALID', '0')
     )

@@ -17,7 +17,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from .errors import ArgumentError, MissingKeyError, MissingPackageError, UserError
+from .errors import ArgumentError, CheckError, MissingKeyError, MissingPackageError, UserError
 from .text import did_you_mean
 
 BUILDING = 'while building'  # begins a note on an error that options have caused
@@ -77,7 +77,7 @@ class Registry:
             if _is_builtin(obj) and not _is_builtin(known):
                 return None  # a user's entry of this name came first and stays
             if _is_builtin(obj) == _is_builtin(known):
-                raise AssertionError(
+                raise CheckError(
                     f"An object named '{name}' was already registered in '{self._name}' registry: "
                     f'{_source_file(known)} and {_source_file(obj)} both define it; rename one.'
                 )
