@@ -24,9 +24,15 @@ from basicsr.version import __version__
 
 from .errors import UserError
 from .misc import atomic_path
-from .safetensors_file import DESCRIPTION, as_safetensors, read_safetensors, split_description
+from .safetensors_file import (
+    DESCRIPTION,
+    as_safetensors,
+    is_safetensors,
+    read_safetensors,
+    split_description,
+)
 from .text import sizeof_fmt, some
-from .wrong_weights import why_no_state_dict, why_unusable
+from .wrong_weights import why_nested, why_no_checkpoint, why_no_state_dict, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +233,9 @@ def load_checkpoint(path: str | Path) -> Any:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f'no checkpoint file {path}.')
-    if Path(path).suffix == '.safetensors':
+    if reason := why_no_checkpoint(path):
+        raise UserError(f'cannot load {path}: {reason}')
+    if Path(path).suffix == '.safetensors' or is_safetensors(path):
         return read_safetensors(path)
     check_archive(path)
     try:
@@ -404,6 +412,8 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
                 'Loading: %s has no key %s; using %s (it has: %s).',
                 *(path, param_key, key, some(list(map(str, content)))),
             )
+        if nested := why_nested(key, states[key]):
+            raise UserError(f'{path} has no weights directly below {key!r}. {nested}')
         return _tensors_alone(states[key], path), key
     if not states and any(isinstance(value, Tensor) for value in content.values()):
         return _tensors_alone(content, path), None
