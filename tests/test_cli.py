@@ -373,3 +373,9 @@ def test_bugs_of_the_users_own_code_are_shown_with_their_place(
     with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
         run(opt)
     assert message_for_users(error.value) is None  # so the traceback is printed
+
+
+def test_the_help_of_a_test_names_only_what_a_test_reads(command):
+    assert '--auto_resume' in command('train', '--help')[1]
+    text = command('test', '--help')[1]
+    assert '--auto_resume' not in text and '--force_yml' in text

@@ -4,9 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from basicsr.utils.options import add_arguments
+from basicsr.utils import options
 
-__all__ = ['add_arguments', 'main']
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_arguments(parser, is_train=False)
 
 
 def main(args: argparse.Namespace) -> None:
