@@ -291,6 +291,12 @@ class OptionFile:
         metrics = val.get('metrics') if isinstance(val, dict) else None
         for key, value in metrics.items() if isinstance(metrics, dict) else ():
             components['val', 'metrics', str(key)] = value
+        losses = train.get('losses') if isinstance(train, dict) else None
+        if losses is not None and not isinstance(losses, list) and not self._is_users(('train',)):
+            self._add(('train', 'losses'), f'needs a list, such as [{{type: L1Loss}}]: {losses!r}')
+        for index, value in enumerate(losses if isinstance(losses, list) else ()):
+            if not self._is_users(('train',)):
+                components['train', 'losses', str(index)] = value or str(value)
         for path, value in components.items():
             if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
                 self._add(path, f'needs a section with a type, got {value!r}')

@@ -1041,3 +1041,16 @@ def test_a_list_that_the_file_lacks_is_to_be_forced_whole(parse):
     assert str(error.value).endswith(
         'the file does not give train:losses: set the whole of it, train:losses=….'
     )
+
+
+@pytest.mark.parametrize(
+    ('value', 'message'),
+    [
+        ('L1Loss', "train.losses: needs a list, such as [{type: L1Loss}]: 'L1Loss'"),
+        ('[L1Loss]', "train.losses.0: needs a section with a type, got 'L1Loss'"),
+    ],
+)
+def test_losses_are_a_list_of_sections(parse, value, message):
+    with pytest.raises(OptionError) as error:
+        parse(TRAIN, *force(f'train:losses={value}'))
+    assert str(error.value) == f'--force_yml: {message}'
