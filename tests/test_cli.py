@@ -396,3 +396,9 @@ def test_output_that_nobody_reads_on_ends_a_command_without_a_word():
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b'')
+
+
+def test_the_help_of_a_test_names_only_what_a_test_reads(command):
+    assert '--auto_resume' in command('train', '--help')[1]
+    text = command('test', '--help')[1]
+    assert '--auto_resume' not in text and '--force_yml' in text

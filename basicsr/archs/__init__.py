@@ -18,6 +18,7 @@ from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import some
+from basicsr.utils.wrong_weights import unlike_kinds
 
 __all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
@@ -62,6 +63,8 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
             f'net.load_state_dict(load_checkpoint(file){which}).'
         )
     net = _build_described(options, file)
+    if problem := unlike_kinds(net.state_dict(), state):
+        raise UserError(f'{file} {problem}')
     try:
         net.load_state_dict(state)
     except RuntimeError as error:

@@ -4,6 +4,7 @@ A model yields ``Result``s, any number per batch, or without a batch at all; thi
 depend on how they are computed.
 """
 
+import errno
 import logging
 import math
 import os
@@ -156,7 +157,13 @@ class Validation:
             return item
         item.images = {key: tensor2img([value]) for key, value in tensors.items()}
         if self.save_img:
-            imwrite(item.images['result'], self._file(item.name))
+            try:
+                imwrite(item.images['result'], self._file(item.name))
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:  # a full disk ends the run
+                    raise
+                item.problem = 'its result has too long a file name: shorten the name of the image'
+                return item
         try:
             item.scores = self.model.score_images(item.images, item.name)
         except AssertionError as error:  # images of different shapes

@@ -23,9 +23,15 @@ from basicsr.version import __version__
 
 from .errors import UserError
 from .misc import atomic_path
-from .safetensors_file import DESCRIPTION, as_safetensors, read_safetensors, split_description
+from .safetensors_file import (
+    DESCRIPTION,
+    as_safetensors,
+    is_safetensors,
+    read_safetensors,
+    split_description,
+)
 from .text import sizeof_fmt, some
-from .wrong_weights import why_no_state_dict, why_unusable
+from .wrong_weights import why_nested, why_no_checkpoint, why_no_state_dict, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +233,9 @@ def load_checkpoint(path: str | Path) -> Any:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f'no checkpoint file {path}.')
-    if Path(path).suffix == '.safetensors':
+    if reason := why_no_checkpoint(path):
+        raise UserError(f'cannot load {path}: {reason}')
+    if Path(path).suffix == '.safetensors' or is_safetensors(path):
         return read_safetensors(path)
     check_archive(path)
     try:
@@ -371,6 +379,8 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
     key = next((k for k in (param_key, *_USUAL_KEYS) if k in states), None)
     if key is not None:
         state = states[key]
+        if nested := why_nested(key, state):
+            raise UserError(f'{path} has no weights directly below {key!r}. {nested}')
     elif not states and any(isinstance(value, Tensor) for value in content.values()):
         state = content
     else:

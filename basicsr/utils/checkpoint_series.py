@@ -74,9 +74,12 @@ class CheckpointSeries:
     def _remove(self, state: Path) -> None:
         """Remove networks and then their state, by which a killed removal is found and finished.
 
-        Networks without a state are not touched: they may be kept on purpose.
+        Networks without a state are not touched: they may be kept on purpose. Of the averages of
+        ``train.posthoc_ema``, which stay for ``basicsr average``, those go that a signal added.
         """
-        networks = self._models.glob(f'net_*_{state.stem}.*')
+        networks = [*self._models.glob(f'net_*_{state.stem}.*')]
+        if not self.is_regular(state):
+            networks += self._models.glob(f'averages*_{state.stem}.pth')
         try:
             for file in (*networks, state):
                 file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from .errors import UserError
 _FORMATS = re.compile(
     rb'\x89PNG\r\n\x1a\n|\xff\xd8\xff|BM|II[*+]\0|MM\0[*+]|RIFF.{4}WEBP|P[1-6]\s', re.DOTALL
 )
+_TEXT_OF_PNM = re.compile(rb'P[123]\s')
 # Magic number, width, height, and the value of white, with comments between them.
 _WHITE_OF_PNM = re.compile(rb'P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}')
 
@@ -54,7 +55,9 @@ def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
     if not _is_tiff(content):
         _check_jpeg(content)
         _check_bmp(content)
-        return content, False
+        # OpenCV takes the last number of a text for cut off if nothing follows it.
+        is_text = _TEXT_OF_PNM.match(content) and content[-1:].isdigit()
+        return content + b'\n' if is_text else content, False
     fields = _read_tiff(content)
     _check_tiff(fields)
     altered = [fields[tag] for tag in (_ORIENTATION, _EXTRA) if _value(fields, tag) > 1]

@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ except ImportError:  # Windows has none
     fcntl = None
 
 logger = logging.getLogger(__name__)
+
+_LONG_NAME = 180  # bytes; systems end at 255
 
 _claims: list[IO] = []  # locks last as long as their files are open
 
@@ -199,7 +202,10 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """
     path = Path(path)
     writer = f'{os.getpid()}-{threading.get_ident()}'
-    temporary = path.with_name(f'.{path.name}.{writer}.tmp')
+    # What the writer adds must not make a name too long that is not by itself.
+    is_long = len(os.fsencode(path.name)) > _LONG_NAME
+    name = f'{zlib.crc32(os.fsencode(path.name)):08x}' if is_long else path.name
+    temporary = path.with_name(f'.{name}.{writer}.tmp')
     try:
         yield temporary
         if durable:

@@ -131,6 +131,8 @@ class DatasetOptions(Section):
         'sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples shuffle_buffer '
         'shuffle_seed'
     )
+    # Those of them that are true or false.
+    flags: ClassVar[str] = 'pad_small recursive use_hflip use_rot'
 
     name: Annotated[str, AfterValidator(lambda name: name and _plain_name(name))] = Field(
         '', description='used in log lines and result folders; default: the key'

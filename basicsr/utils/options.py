@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from .option_section import KeyPath, OptionSection
 from .option_tables import (
     DEGRADATION_OPTIONS,
+    DatasetOptions,
     Section,
     TestOptions,
     TrainingOptions,
@@ -55,8 +56,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that training and testing share."""
+def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> None:
+    """Declare the flags that training and testing share; the help of a test has its own alone."""
     parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
     parser.add_argument(
         '--launcher',
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='who started several processes; torchrun is recognised without it',
     )
     parser.add_argument(
-        '--auto_resume', action='store_true', help='resume from the newest state of this name'
+        '--auto_resume',
+        action='store_true',
+        help='resume from the newest state of this name' if is_train else argparse.SUPPRESS,
     )
     parser.add_argument(
         '--debug', action='store_true', help='prefix the name with debug_: save, log, check often'
@@ -114,6 +117,9 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
     if key not in section:
         known = [*map(str, section), *(owner.known() if owner else ())]
         close = difflib.get_close_matches(key, known, n=1)
+        if key in known:
+            at = ':'.join((*path, key))
+            raise OptionError(f'the file does not give {at}: set the whole of it, {at}=….')
         hint = f"; did you mean '{close[0]}'?" if close else '.'
         raise OptionError(f"{where} has no key '{key}'{hint}")
     return key
@@ -249,6 +255,7 @@ class OptionFile:
         complete: dict = {}
         self._check_spelling(self._table, self._opt)
         self._check_components()
+        self._check_datasets()
         try:
             options = self._table.model_validate(self._opt)
             complete = options.model_dump()
@@ -303,9 +310,29 @@ class OptionFile:
         metrics = val.get('metrics') if isinstance(val, dict) else None
         for key, value in metrics.items() if isinstance(metrics, dict) else ():
             components['val', 'metrics', str(key)] = value
+        losses = train.get('losses') if isinstance(train, dict) else None
+        if losses is not None and not isinstance(losses, list) and not self._is_users(('train',)):
+            self._add(('train', 'losses'), f'needs a list, such as [{{type: L1Loss}}]: {losses!r}')
+        for index, value in enumerate(losses if isinstance(losses, list) else ()):
+            if not self._is_users(('train',)):
+                components['train', 'losses', str(index)] = value or str(value)
         for path, value in components.items():
             if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
                 self._add(path, f'needs a section with a type, got {value!r}')
+
+    def _check_datasets(self) -> None:
+        """Keys that our datasets read as they are: flags, and the section of a backend."""
+        datasets = self._opt.get('datasets')
+        for key, dataset in datasets.items() if isinstance(datasets, dict) else ():
+            path = 'datasets', str(key)
+            if not (isinstance(key, str) and isinstance(dataset, dict)) or self._is_users(path):
+                continue
+            for name in DatasetOptions.flags.split():
+                if not isinstance(dataset.get(name), bool | None):
+                    self._add((*path, name), f'must be true or false, got {dataset[name]!r}')
+            backend = dataset.get('io_backend')
+            if not isinstance(backend, dict | None):
+                self._add((*path, 'io_backend'), f'write it as {{type: disk}}, got {backend!r}')
 
     def _raise_problems(self) -> None:
         if self._problems:
@@ -546,12 +573,20 @@ def dict2str(opt: dict, indent_level: int = 1) -> str:
 
 
 def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
-    """Copy the option file into the run's folder, below three lines on when and how it was used."""
-    from .misc import atomic_path
+    """Copy the option file into the run's folder, below three lines on when and how it was used.
+
+    An earlier copy of other options is kept: the new one gets the time in its name.
+    """
+    from .misc import atomic_path, get_time_str
 
     source, target = Path(opt_file), Path(experiments_root) / Path(opt_file).name
     if target.exists() and source.samefile(target):
         return
+    text = source.read_text(encoding='utf-8')
+    if target.exists():
+        if target.read_text(encoding='utf-8', errors='replace').endswith(f'\n\n{text}'):
+            return
+        target = target.with_stem(f'{target.stem}_{get_time_str()}')
     header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {command_line()}\n\n'
     with atomic_path(target, durable=False) as temporary:
-        temporary.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')
+        temporary.write_text(header + text, encoding='utf-8')

@@ -8,9 +8,11 @@ imports the registry's home package.
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 import sys
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -104,11 +106,22 @@ class Registry:
         known = isinstance(name, str) and name in self._obj_map
         return known and not _is_builtin(self._obj_map[name])
 
-    def problems(self, opt: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
+    def wrong_kinds(self, opt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Options of an entry whose values are of a kind that it cannot take, and why."""
+        try:
+            entry = self.get(opt['type'])
+        except KeyError:  # one of the problems
+            return
+        yield from wrong_kinds(entry, opt)
+
+    def problems(
+        self, opt: Mapping[str, Any], given: Collection[str] = (), strict: bool = False
+    ) -> list[str]:
         """What keeps ``build`` from calling the entry ``opt['type']`` with the other options.
 
         Args:
             given: Names of arguments that are not options.
+            strict: Whether to refuse what a class of this package takes only to ignore it.
         """
         options = dict(opt)
         try:
@@ -117,7 +130,7 @@ class Registry:
             return [error.args[0]]
         if self._name == 'metric':
             options.pop('better', None)  # of the record of the best, not of the metric
-        return argument_problems(entry, options, given)
+        return argument_problems(entry, options, given, strict)
 
     def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
         """Call the entry ``opt['type']`` with the other options; ``opt`` is not modified.
@@ -182,13 +195,17 @@ class Registry:
 
 
 def argument_problems(
-    entry: Callable, options: Collection[str], given: Collection[str] = ()
+    entry: Callable,
+    options: Collection[str],
+    given: Collection[str] = (),
+    strict: bool = False,
 ) -> list[str]:
     """What keeps ``entry`` from being called with keyword arguments of these names.
 
     Args:
         options: Names that an option file gives.
         given: Names that it does not have to give.
+        strict: Whether to refuse what a class of this package takes only to ignore it.
     """
     try:
         parameters = inspect.signature(entry).parameters
@@ -198,7 +215,8 @@ def argument_problems(
     known = [n for n, p in parameters.items() if p.kind in named and n not in given]
     unknown = [key for key in options if key not in known]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        unknown = [key for key in unknown if _is_misspelt(key, known, entry)]
+        is_refused = strict and _is_builtin(entry)
+        unknown = [key for key in unknown if is_refused or _is_misspelt(key, known, entry)]
     problems = [
         f"no argument '{key}'{did_you_mean(key, known)} {entry.__name__} takes "
         f'{", ".join(known) or "none"}.'
@@ -210,6 +228,39 @@ def argument_problems(
         if parameters[name].default is inspect.Parameter.empty and name not in options
     ]
     return problems + [f"{entry.__name__} needs the argument '{name}'." for name in missing]
+
+
+def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Options that are texts or sections where ``entry`` takes a number, or true or false; and why.
+
+    An argument is what its annotation says, else, of a class of this package, what its default is.
+    """
+    try:
+        parameters = inspect.signature(entry).parameters
+    except (TypeError, ValueError):  # compiled ones may have none
+        return
+    for key, value in options.items():
+        if key not in parameters or value is None:
+            continue
+        kind = parameters[key].annotation
+        if kind is inspect.Parameter.empty:
+            if not _is_builtin(entry):
+                continue
+            kind = type(parameters[key].default)
+        union = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+        kinds = {str(getattr(part, '__name__', part)) for part in union} - {'NoneType'}
+        if kinds == {'bool'} and not (isinstance(value, bool) or value in (0, 1)):
+            yield key, f'must be true or false, got {value!r}'
+        elif kinds and kinds <= {'int', 'float'} and isinstance(value, str | dict):
+            quotes = ': write it without quotes' if _is_number(value) else ''
+            yield key, f'must be a number, got {value!r}{quotes}'
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,27 @@ _DISCRIMINATORS = {
     'conv0_0.weight': 'VGGStyleDiscriminator',
     'conv9.weight': 'UNetDiscriminatorSN',
 }
+
+_MOST_DEPTH = 4  # of nested dicts in which weights are looked for
+
+
+def why_no_checkpoint(path: str | Path) -> str:
+    """What a file is that is plainly no checkpoint, to follow its name; '' if it may be one."""
+    with open(path, 'rb') as file:
+        start = file.read(512).lstrip(b'\xef\xbb\xbf \t\r\n').lower()
+    if not Path(path).stat().st_size:
+        return 'it is damaged: it has 0 bytes, as a failed download leaves it. Fetch it again.'
+    if start.startswith((b'<!doctype', b'<html', b'<?xml', b'<head')):
+        return (
+            'it is a web page (HTML), not weights: download the file itself, by the link of its '
+            'raw content.'
+        )
+    if start.startswith(b'version https://git-lfs'):
+        return (
+            'it is a git-lfs pointer, which stands for the file: run git lfs pull in its '
+            'repository.'
+        )
+    return ''
 
 
 def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
@@ -29,6 +51,8 @@ def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
     keys = some([str(key) for key in content])
     text = f"has no key '{param_key}' and is not a bare state dict; its keys are {keys}."
     states = [str(key) for key, value in content.items() if _has_tensors(value)]
+    if not states and (deeper := next(_deeper(content), '')):
+        return f'{text} {take_out(deeper)}'
     if not states:
         return f'{text} It holds no weights.'
     return f'{text} Set path.param_key_* to {" or ".join(states)}.'
@@ -36,6 +60,46 @@ def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
 
 def _has_tensors(value: Any) -> bool:
     return isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
+
+
+def _deeper(content: Mapping[Any, Any], path: str = '') -> Iterator[str]:
+    """Where weights are in nested dicts, such as ['model']['params']."""
+    for key, value in content.items():
+        if _has_tensors(value):
+            yield f'{path}[{key!r}]'
+        elif isinstance(value, Mapping) and path.count('[') < _MOST_DEPTH:
+            yield from _deeper(value, f'{path}[{key!r}]')
+
+
+def why_nested(key: Any, state: Mapping[Any, Any]) -> str:
+    """What to do about a state dict that nests another one, and none else."""
+    if any(isinstance(value, Tensor) for value in state.values()):
+        return ''
+    deeper = next(_deeper(state), '')
+    return take_out(f'[{key!r}]{deeper}') if deeper else ''
+
+
+def take_out(where: str) -> str:
+    """How to make a file of weights that are deep in another."""
+    return (
+        f'Its weights are nested, at {where}: save these alone, '
+        f"torch.save({{'params': torch.load(file){where}}}, other_file)."
+    )
+
+
+def unlike_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Which floats of a network would be filled with integers or complex numbers, '' if none."""
+    found = [
+        f'{name} as {str(value.dtype).removeprefix("torch.")}'
+        for name, value in state.items()
+        if name in own and own[name].is_floating_point() and not value.is_floating_point()
+    ]
+    if not found:
+        return ''
+    return (
+        f'holds {some(found)} for weights that are floats: it is quantized, or damaged. Save the '
+        'weights as floats.'
+    )
 
 
 def why_unusable(name: Any, tensor: Tensor) -> str:
@@ -48,6 +112,8 @@ def why_unusable(name: Any, tensor: Tensor) -> str:
         return f'{name} quantized: save what tensor.dequantize() returns'
     if tensor.layout != torch.strided:
         return f'{name} as a sparse tensor: save what tensor.to_dense() returns'
+    if tensor.is_floating_point() and tensor.numel() and tensor.isnan().all():
+        return f'{name} with NaN alone: its training diverged. Take an earlier checkpoint'
     return ''
 
 

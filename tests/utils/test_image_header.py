@@ -298,3 +298,13 @@ def test_a_bitmap_whose_masks_give_another_order_of_channels_is_refused():
     assert usual[0].tolist() == [[0, 1, 2], [4, 5, 6]]
     with pytest.raises(ValueError, match='bit masks 000000ff, 0000ff00, 00ff0000'):
         imfrombytes(bitmap(0xFF, 0xFF00, 0xFF0000))
+
+
+@pytest.mark.parametrize(
+    ('text', 'pixels'),
+    [(b'P2 2 1 255 1 23', [[1, 23]]), (b'P3\n1 1\n255\n1 2 30', [[[30, 2, 1]]])],
+)
+def test_a_text_of_numbers_needs_no_line_break_at_its_end(text, pixels):
+    assert imfrombytes(text, 'unchanged').tolist() == pixels
+    with pytest.raises(ValueError, match='cut off'):
+        imfrombytes(text[: text.rindex(b' ')], 'unchanged')

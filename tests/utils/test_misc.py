@@ -291,3 +291,10 @@ def test_what_is_made_with_best_effort_ends_no_run(caplog):
     assert [record.message for record in caplog.records] == [
         'picture.png could not be made: RuntimeError: first line'
     ]
+
+
+def test_a_file_with_the_longest_name_can_be_written(tmp_path):
+    file = tmp_path / ('x' * 251 + '.png')
+    with atomic_path(file) as temporary:
+        temporary.write_text('a')
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]

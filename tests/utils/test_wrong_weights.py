@@ -5,8 +5,10 @@ import torch
 from runs import differences
 from torch.optim.swa_utils import AveragedModel
 
-from basicsr.archs import build_network
+from basicsr.archs import build_network, load_network_from
 from basicsr.models.base_model import BaseModel
+from basicsr.models.state import load_weights
+from basicsr.utils.checkpoint import save_checkpoint
 
 ONE = torch.ones(2, 3)
 
@@ -74,7 +76,41 @@ def test_the_average_that_torch_makes_is_read(load, caplog):
     assert 'begin with module. are taken, without that; 1 others' in caplog.text
 
 
+def test_a_safetensors_file_of_another_name_is_read(tmp_path):
+    net, other = compact(), compact()
+    save_checkpoint({'params': other.state_dict()}, tmp_path / 'y.safetensors')
+    (tmp_path / 'y.safetensors').rename(tmp_path / 'y.pth')
+    load_weights(net, tmp_path / 'y.pth')
+    assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
+
+
 # ---------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (b'', 'it has 0 bytes, .* Fetch it again'),
+        (b'\n<!DOCTYPE html><html>404</html>', 'it is a web page .HTML., .* raw content'),
+        (b'version https://git-lfs.github.com/spec/v1\noid sha256:0', 'git-lfs pointer.*lfs pull'),
+    ],
+)
+@pytest.mark.parametrize('name', ['x.pth', 'x.safetensors'])
+def test_what_is_no_checkpoint_at_all_is_named(tmp_path, content, message, name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_network_from(tmp_path / name)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('strict', [True, False])
+@pytest.mark.parametrize('kind', [torch.int64, torch.complex64])
+def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
+    net = compact()
+    state = {name: value.to(kind) for name, value in net.state_dict().items()}
+    message = rf'holds body\.0\.weight as {str(kind)[6:]}, .* for weights that are floats'
+    with pytest.raises(ValueError, match=message):
+        load(net, {'params': state}, strict=strict)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +121,9 @@ def test_the_average_that_torch_makes_is_read(load, caplog):
         ({'w': torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8)}, 'w quantized: save what'),
         ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
         ({'params': {}}, 'It holds no weights'),
+        ({'params': {'a.w': ONE, 'b.w': ONE * torch.nan}}, 'b.w with NaN alone: its training div'),
+        ({'model': {'params': {'w': ONE}}}, r"nested, at \['model'\]\['params'\]: save these"),
+        ({'params': {'net': {'w': ONE}}}, r"nested, at \['params'\]\['net'\]: save these"),
         ({f'layer_{i}': i for i in range(900)}, 'layer_4 and 895 more. It holds no weights'),
         ({'net': {'w': ONE}, 'epoch': 3}, 'keys are net, epoch. Set path.param_key_. to net'),
         ({'epoch': 0, 'iter': 4, 'optimizers': []}, 'is a training state, .* models/net_g_4.pth'),
