@@ -321,7 +321,7 @@ def test_rollbacks_to_one_checkpoint_are_few_and_need_one(run, opt, poison):
 def test_policies_that_cannot_work_are_refused_with_their_options(run, opt):
     for overrides, message in (
         ({'train__optim_g': {'type': 'LBFGS', 'lr': 1}}, 'cannot undo the steps of LBFGS'),
-        ({'train__sharding': 'fsdp'}, r'skip does not go with train\.sharding'),
+        ({'train__sharding': 'fsdp'}, r'skip cannot be combined with train\.sharding'),
     ):
         with pytest.raises(ValueError, match=message):
             run(opt('skip', **overrides))

@@ -183,7 +183,7 @@ def test_kinds_of_tiff_that_would_be_read_wrong_are_named(dtype, channels, tags,
 def test_other_formats_than_those_of_datasets_are_refused():
     rgba = b'P7\nWIDTH 1\nHEIGHT 1\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n\1\2\3\4'
     for content in (rgba, encode('.pfm', np.ones((2, 2, 3), np.float32)), b'GIF89a'):
-        with pytest.raises(ValueError, match='are no PNG, JPEG, BMP, TIFF, WebP, PGM or PPM image'):
+        with pytest.raises(ValueError, match='are not a PNG, JPEG, BMP, TIFF, WebP, PGM or PPM'):
             imfrombytes(content)
 
 
