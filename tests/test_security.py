@@ -178,7 +178,7 @@ def test_an_option_builds_classes_of_its_kind_only():
         build_optimizer('torch:save', [torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(ValueError, match=r"'torch\.nn:Linear' must be a subclass of Iterable"):
         build_sampler([1], {'sampler': {'type': 'torch.nn:Linear'}})
-    with pytest.raises(ValueError, match=r"'torch\.nn:Linear' is no function"):
+    with pytest.raises(ValueError, match=r"'torch\.nn:Linear' is not a function"):
         import_name('torch.nn:Linear', 'collate_fn')
 
 

@@ -130,7 +130,7 @@ def build_dataloader(
                 dataset.takes_stored = gives_stored(dataset.dataset)
     elif isinstance(dataset, IterableDataset):
         raise UserError(
-            f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
+            f'{type(dataset).__name__} is an IterableDataset, whose images have no indices: it can '
             f'be trained on, not used in datasets.{phase}.'
         )
     else:
@@ -176,7 +176,7 @@ def _batching(
         return {'batch_sampler': stream}
     if schedule is not None:
         raise UserError(
-            'datasets.train.progressive goes by the iterations of a run: give build_dataloader '
+            'datasets.train.progressive follows the iterations of a run: give build_dataloader '
             'the start, or leave the option out.'
         )
     numbered = NumberedSampler(sampler, world_size, rank)
@@ -192,7 +192,7 @@ def decoded_images(dataset: Dataset) -> tuple[int, int] | None:
     """The number of cached images of a dataset and of all its images; None without a cache."""
     caches: list[ImageCache] = []
     pending: list[Any] = [dataset]
-    known = set()  # a dataset may hold one that holds it
+    known = set()  # a dataset may wrap one that holds it
     while pending:
         owner = pending.pop()
         known.add(id(owner))
