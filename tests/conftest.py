@@ -167,10 +167,12 @@ def train_opt(image_pairs):
 def run(tmp_path, monkeypatch):
     """Run ``train_pipeline`` (or ``test_pipeline``) on an option dict; returns the run's folder.
 
+    With ``text`` that is the option file, and of the dict only the name counts.
+
     The pictures at the end, which take a second, are left out unless asked for with ``draw``.
     """
 
-    def call(opt, *flags, pipeline='train', draw=False):
+    def call(opt, *flags, pipeline='train', draw=False, text=''):
         from basicsr.test import test_pipeline
         from basicsr.train import train_pipeline
 
@@ -178,7 +180,7 @@ def run(tmp_path, monkeypatch):
         if not draw:
             monkeypatch.setattr('basicsr.train.draw_results', lambda *_: None)
         option_file = tmp_path / f'{opt["name"]}.yml'
-        option_file.write_text(json.dumps(opt))  # JSON is YAML
+        option_file.write_text(text or json.dumps(opt))  # JSON is YAML
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, 'argv', ['prog', '-opt', str(option_file), *flags])
         (train_pipeline if pipeline == 'train' else test_pipeline)(tmp_path)

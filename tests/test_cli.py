@@ -63,6 +63,20 @@ def test_without_a_command_or_with_another_one_the_usage_is_shown(command):
     status, out, err = command()
     assert (status, out) == (2, '')
     assert err.startswith('usage: basicsr ')
+    assert all(re.search(f'^ +{name}( |$)', err, re.MULTILINE) for name in cli.COMMANDS)
+
+
+def test_the_version_is_told_by_the_package_as_a_program_without_torch(run_program):
+    result = run_program('-X', 'importtime', '-m', 'basicsr', '--version')
+    assert (result.returncode, result.stdout) == (0, f'basicsr {basicsr.__version__}\n')
+    assert not re.search(r'\| +(torch|numpy|cv2)$', result.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_the_help_of_every_command_has_an_example(command, name):
+    status, out, _ = command(name, '--help')
+    assert status == 0
+    assert re.search(rf'Examples?: basicsr\s+{name}\s', out)
 
 
 def test_help_is_no_error(command):
@@ -373,3 +387,12 @@ def test_bugs_of_the_users_own_code_are_shown_with_their_place(
     with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
         run(opt)
     assert message_for_users(error.value) is None  # so the traceback is printed
+
+
+def test_output_that_nobody_reads_on_ends_a_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, '-m', 'basicsr', 'list', 'networks']
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b'')

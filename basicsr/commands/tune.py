@@ -1,4 +1,4 @@
-"""Find the fastest settings of an option file by short trials of training."""
+"""``basicsr tune -opt FILE``: find the fastest settings by short trials of training."""
 
 import argparse
 import functools

@@ -12,32 +12,26 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from basicsr.data import shard
 from basicsr.metrics.metric import ImageScores
-from basicsr.utils.checkpoint import BackgroundSaver, copy_to_cpu, description
-from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info, share_buffers
 from basicsr.utils.errors import UserError
 from basicsr.utils.progress import note
 from basicsr.utils.rng import seed_all
-from basicsr.utils.safetensors_file import DESCRIPTION, require_safetensors
 
-from . import state
-from .averaging import PowerAverages
 from .mixing import BatchMixing
-from .networks import Networks
 from .optimization import evaluation_weights
-from .posthoc import drop_later_snapshots, snapshot_file
 from .preparation import channels_last_is_faster, warn_of_own_step
+from .saving import SavedNetworks
 from .step import Losses, Stepper
 from .validation import SAMPLES, Result, Validation, log_scores
 
 logger = logging.getLogger(__name__)
 
 
-class BaseModel(Networks):
+class BaseModel(SavedNetworks):
     """Base class of the models; a subclass adds networks and optimizers and defines the step.
 
     A label such as 'g' identifies the network ``net_g``, its average ``net_g_ema``, its optimizer
@@ -53,8 +47,6 @@ class BaseModel(Networks):
         stepper: Performs the optimizer steps.
         log_dict: Scalars of the last step, as tensors on the device.
         batch_tensors: Names of the attributes that hold the batch.
-        saver: A BackgroundSaver, set by the training loop so that checkpoints do not block it;
-            None writes them synchronously.
         noticed_signal: Set by the training loop; returns the signal that asks the run to stop, or
             0. A validation checks it between two images.
         channels_last: Whether networks and batches are channels-last; None until it is chosen.
@@ -76,9 +68,7 @@ class BaseModel(Networks):
         train_opt = opt.get('train') or {}
         self.stepper = Stepper(train_opt, self.device)
         self._has_stepped = False
-        self._described: dict[str, dict[str, Any]] = {}  # by label
         self.log_dict: Mapping[str, Any] = OrderedDict()
-        self.saver: BackgroundSaver | None = None
         self.noticed_signal: Callable[[], int] = lambda: 0
         self.samples_seen = self.batch_size = 0
         mixing = train_opt.get('mixing')
@@ -89,16 +79,6 @@ class BaseModel(Networks):
         self.panels: list[dict[str, Any]] = []
         metrics = (opt.get('val') or {}).get('metrics') or {}
         self.score_image, self.told_undefined = ImageScores(metrics), set()
-        self._begin_checkpoints(opt.get('logger') or {}, train_opt.get('total_iter'))
-
-    def _begin_checkpoints(self, options: Mapping[str, Any], total_iter: int | None) -> None:
-        models = self.opt['path'].get('models', '')  # a test writes none
-        every = options.get('save_checkpoint_freq', 1)
-        self.checkpoints = CheckpointSeries(models, options.get('keep_last'), every, total_iter)
-        self._network_suffix = f'.{options.get("checkpoint_format", "pth")}'
-        if self._network_suffix == '.safetensors':
-            require_safetensors()  # fail now instead of at the first checkpoint
-        self._best = options.get('keep_best')
 
     # an iteration
 
@@ -329,134 +309,6 @@ class BaseModel(Networks):
         self, current_iter: int | str, dataset_name: str, tb_logger: Any
     ) -> None:
         log_scores(self, current_iter, dataset_name, tb_logger)
-
-    # files
-
-    def save(self, epoch: int, current_iter: int) -> None:
-        """Write the networks and, unless ``current_iter`` is -1, the training state."""
-        if not self.labels:
-            raise NotImplementedError(
-                f'{type(self).__name__} has neither networks of add_network, which are saved by '
-                'themselves, nor a save of its own.'
-            )
-        for label in self.labels:
-            self.save_label(label, current_iter)
-        self.save_training_state(epoch, current_iter)
-
-    def save_label(self, label: str, current_iter: int | str) -> None:
-        """Write ``net_<label>_<iter>`` with its averages."""
-        nets, keys = [self.network(label)], ['params']
-        for average in self.averages.get(label, ()):
-            if average.weights is not None:
-                nets, keys = [*nets, average.weights], [*keys, average.key]
-        self.save_network(nets, f'net_{label}', current_iter, keys)
-
-    def save_network(
-        self,
-        net: nn.Module | list[nn.Module],
-        net_label: str,
-        current_iter: int | str,
-        param_key: str | list[str] = 'params',
-    ) -> None:
-        """Write one or several networks into ``<net_label>_<iter or latest>.pth``.
-
-        Every rank has to call it, and rank 0 writes. ``logger.checkpoint_format`` may choose
-        another format than ``pth``.
-
-        Args:
-            net: A network, or a list such as [net_g, net_g_ema].
-            net_label: Such as 'net_g'.
-            current_iter: -1 means 'latest'; a string is used as is.
-            param_key: Key or keys of the file.
-        """
-        nets = net if isinstance(net, list) else [net]
-        keys = param_key if isinstance(param_key, list) else [param_key]
-        if len(nets) != len(keys):
-            raise UserError(f'{len(nets)} networks need as many param_keys, got {keys}.')
-        content = {
-            key: dict(self.get_bare_model(n).state_dict())
-            for key, n in zip(keys, nets, strict=True)
-        }
-        content |= self._description(net_label.removeprefix('net_'))
-        name = f'{net_label}_{"latest" if current_iter == -1 else current_iter}'
-        path = Path(self.opt['path']['models']) / f'{name}{self._network_suffix}'
-        self._write(content, path)
-
-    def _description(self, label: str) -> dict[str, Any]:
-        """What a file says of the network of a label, as an entry of that file."""
-        options = self.opt.get(f'network_{label}')
-        if label not in self._described:
-            described = description(options, self.opt.get('scale')) if options else None
-            self._described[label] = {DESCRIPTION: described} if described else {}
-        return self._described[label]
-
-    def _write(self, content: dict, path: Path) -> None:
-        if self.sharding:
-            content = self.sharding.gathered(content)
-        if get_dist_info()[0] > 0:
-            return
-        if self.saver is not None:
-            self.saver.save(content, path, self.checkpoints.write)
-        else:
-            self.checkpoints.write(copy_to_cpu(content), path)
-
-    def save_training_state(self, epoch: int, current_iter: int) -> None:
-        """Write ``<iter>.state``: everything a resume needs besides the networks."""
-        if current_iter == -1:
-            return
-        for label, averages in self.averages.items():
-            for average in averages:
-                if isinstance(average, PowerAverages):
-                    file = snapshot_file(self.opt['path']['models'], current_iter, label)
-                    self._write(average.state_dict() | self._description(label), file)
-        folder = Path(self.opt['path']['training_states'])
-        self._write(
-            state.training_state(self, epoch, current_iter), folder / f'{current_iter}.state'
-        )
-
-    def save_best(self, current_iter: int) -> None:
-        """Keep the best checkpoint after a validation (``logger.keep_best``).
-
-        Every rank has to call it.
-        """
-        if self._best:
-            record = self.best_metric_results.get(self._best['dataset'], {})
-            best = record.get(self._best['metric'], {}).get('iter')
-            if from_master(best == current_iter):
-                with evaluation_weights(self.optimizers):
-                    self.save_label(next(iter(self.labels), 'g'), 'best')
-
-    def extra_state(self) -> dict[str, Any]:
-        """Additional entries of the training state: tensors and plain values.
-
-        Every rank calls it; the return value of rank 0 is written.
-        """
-        return {}
-
-    def load_extra_state(self, resume_state: Mapping[str, Any]) -> None:
-        """Restore what ``extra_state`` returned."""
-
-    def resume_training(self, resume_state: Mapping[str, Any]) -> None:
-        """Restore optimizers, schedulers and best scores from a training state.
-
-        Raises:
-            ValueError: The state belongs to another kind of run.
-        """
-        try:
-            state.resume(self, resume_state)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
-            reason = f'{type(error).__name__}: {error}'
-            raise UserError(f'the training state has what no run saves ({reason}).') from error
-        self.load_extra_state(resume_state)
-
-    def drop_later_files(self, iteration: int) -> None:
-        """Remove files that a run resumed at an iteration will write again.
-
-        ``samples_seen`` is already set for that iteration. Only rank 0 calls it, while no rank
-        reads or writes in the folder.
-        """
-        set_aside_later(self.opt['path'], iteration)
-        drop_later_snapshots(self.opt['path']['models'], iteration)
 
     def trial_copy(self) -> Self:
         """A copy for trying a batch without changing this model."""

@@ -56,6 +56,7 @@ class Networks:
         self.channels_last = None if layout == 'auto' else layout
         self._placed: list[nn.Module] = []  # networks passed to model_to_device
         self._trained_by: dict[str, list[str]] = {}  # labels of networks, by label of the optimizer
+        self._keys_in: dict[str, set[str | None]] = {}  # of files of weights, those of state dicts
         self._has_moved_ema = False
         self._averaged_at = 0  # iteration
 
@@ -91,7 +92,7 @@ class Networks:
         decay = train_opt['ema_decay']
         logger.info('Use Exponential Moving Average with decay: %s', decay)
         net = self._copy_of(label)  # a copy, so both start alike if weights are partially loaded
-        self._load_pretrained(net, label, 'params_ema')
+        self._load_average(net, label)
         setattr(self, f'net_{label}_ema', net)
         self.adopt_ema(label)
 
@@ -192,6 +193,17 @@ class Networks:
         if file is not None:
             self.load_network(net, file, strict, param_key)
 
+    def _load_average(self, net: nn.Module, label: str) -> None:
+        """Load ``params_ema`` into a copy of the network, if the file has them."""
+        file = self.opt['path'].get(f'pretrain_network_{label}')
+        keys = self._keys_in.get(str(file))
+        if keys is None or 'params_ema' in keys:
+            self._load_pretrained(net, label, 'params_ema')
+            return
+        level = logging.WARNING if self.opt['path'].get('resume_state') else logging.INFO
+        text = 'Loading: %s has no params_ema; the average of net_%s begins with the weights above.'
+        logger.log(level, text, file, label)
+
     def load_network(
         self,
         net: nn.Module,
@@ -203,8 +215,9 @@ class Networks:
 
         Args:
             strict: All keys and shapes must match; otherwise only matching ones are loaded.
-            param_key: Key inside the file; None for a bare state dict. If the file has another of
-                the usual keys instead, that one is used and logged.
+            param_key: Key inside the file, or the name that those of one of several networks in it
+                begin with; None for a bare state dict. If the file has another of the usual keys
+                instead, that one is used and logged.
 
         Raises:
             FileNotFoundError: No such file.
@@ -214,6 +227,7 @@ class Networks:
         label = name.removeprefix('net_').removesuffix('_ema')
         bare = self.get_bare_model(net)
         key, others = state.load_weights(bare, load_path, param_key, strict, label, self.opt)
+        self._keys_in[str(load_path)] = {key, *others}
         if not self.is_train and key == 'params' and 'params_ema' in others:
             logger.warning(
                 '%s: this test uses params, the trained weights; validations of the training used '

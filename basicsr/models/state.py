@@ -34,6 +34,10 @@ _PROGRESS = {
     *('T_cur', 'T_i'),  # of CosineAnnealingWarmRestarts
 }
 _GROUP_PROGRESS = {'params', 'initial_lr', 'lr_before_warmup', 'fused'}
+_CONTINUES = (
+    'A resume continues with the optimizer and schedule of the state; for others, begin a new run '
+    'from the weights (path.pretrain_network_g).'
+)
 
 
 def load_weights(
@@ -55,7 +59,11 @@ def load_weights(
     """
     content = load_checkpoint(file)
     state, used_key = select_params(content, param_key, file)
-    others = [key for key in state_dicts(content) if key != used_key]
+    others = [
+        key
+        for key, value in state_dicts(content).items()
+        if key != used_key and any(isinstance(item, Tensor) for item in value.values())
+    ]
     own = net.state_dict()
     state = take_below_prefix(strip_wrapper_prefixes(state, own), own, file)
     with open(file, 'rb') as opened:
@@ -163,11 +171,12 @@ def resume(model: Any, state: Mapping[str, Any]) -> None:
                 f'the training state has {len(state[kind])} {kind}, this model '
                 f'{len(getattr(model, kind))}: it belongs to another kind of run.'
             )
-    if state.get('types', _types(model)) != _types(model):
+    if 'types' not in state:
+        state = _completed(state, model)
+    elif state['types'] != _types(model):
         raise UserError(
             f'the training state is one of {_listed(state["types"])}, the option file asks for '
-            f'{_listed(_types(model))}. A resume continues with the former; for the latter, begin '
-            'a new run from the weights (path.pretrain_network_g).'
+            f'{_listed(_types(model))}. {_CONTINUES}'
         )
     for optimizer, saved in zip(model.optimizers, state['optimizers'], strict=True):
         _resume_optimizer(optimizer, saved)
@@ -189,6 +198,42 @@ def resume(model: Any, state: Mapping[str, Any]) -> None:
             if isinstance(average, PowerAverages):
                 models = folder_of_networks(model.opt['path'])
                 average.load_state_dict(load_snapshot(models, state['iter'], label))
+
+
+def _completed(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """A state of BasicSR 1.x with the entries that a resume needs beside its own.
+
+    There the rate of a warm-up replaced the scheduled one, which is not stored during it; and
+    releases of torch have given optimizers further arguments since.
+
+    Raises:
+        ValueError: It is one of other optimizers or schedulers.
+    """
+    warmup_iter = (model.opt.get('train') or {}).get('warmup_iter', -1)
+    optimizers = []
+    for optimizer, saved in zip(model.optimizers, state['optimizers'], strict=True):
+        own, groups = optimizer.param_groups, saved['param_groups']
+        if len(own) == len(groups):  # else torch says so
+            for pair in zip(own, groups, strict=True):
+                _check_kind(optimizer, *pair)
+            groups = [{**mine, **theirs} for mine, theirs in zip(own, groups, strict=True)]
+        if state['iter'] < warmup_iter:
+            groups = [{'lr_before_warmup': group['initial_lr'], **group} for group in groups]
+        optimizers.append({**saved, 'param_groups': groups})
+    for scheduler, saved in zip(model.schedulers, state['schedulers'], strict=True):
+        _check_kind(scheduler, scheduler.state_dict(), saved)
+    return {**state, 'optimizers': optimizers}
+
+
+def _check_kind(part: Any, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Compare the names of what an optimizer or scheduler holds with those in a state."""
+    names = {name for name in saved.keys() - own.keys() if not name.startswith('_')}
+    unknown = sorted(names - {'initial_lr', 'verbose'})
+    if unknown:
+        raise UserError(
+            f'the training state is not one of {type(part).__name__}, which has no '
+            f'{some(unknown)}. {_CONTINUES}'
+        )
 
 
 def _resume_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -235,9 +280,14 @@ def _warn_of_changes(
         if key == '_schedulers':
             for pair in zip(current[key], saved[key], strict=True):
                 _warn_of_changes(kind, *pair, progress)
-        elif current[key] != saved[key]:
+        elif _as_list(current[key]) != _as_list(saved[key]):
             logger.warning(
                 'Resume: %s.%s stays %s, as in the training state; %s of the option file is not '
                 'used.',
                 *(kind, key, saved[key], current[key]),
             )
+
+
+def _as_list(value: Any) -> Any:
+    """A tuple as a list: files may have either."""
+    return list(value) if isinstance(value, tuple) else value

@@ -34,6 +34,8 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
         return opt, None
     opt = deepcopy(opt)
     opt['path']['resume_state'], state = chosen
+    if 'samples' not in state:
+        _warn_of_1x(chosen[0], state['iter'], opt['manual_seed'])
     seed = state.get('manual_seed', opt['manual_seed'])
     if seed != opt['manual_seed']:
         logger.info('manual_seed stays %d, as in the training state.', seed)
@@ -45,6 +47,17 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
         )
     check_resume(opt, state['iter'], state.get('files', ()))
     return opt, state if first_sample is None else {**state, 'samples': first_sample}
+
+
+def _warn_of_1x(file: str, iteration: int, seed: int) -> None:
+    """Say what a state of BasicSR 1.x does not hold, and what takes its place."""
+    logger.warning(
+        'Resume: %s was written by BasicSR 1.x, which saves neither the position in the data nor '
+        'random numbers nor best scores. Data and random numbers continue as in a run of this '
+        'version that has reached iteration %d with manual_seed %d; best scores are recorded anew. '
+        'Averages continue from params_ema of the networks.',
+        *(file, iteration, seed),
+    )
 
 
 def load_resume_state(opt: dict) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ import hashlib
 import io
 import itertools
 import logging
-import os
 import re
 import shutil
 import struct
@@ -33,6 +32,7 @@ logger = logging.getLogger(__name__)
 # Wrappers prepend these to every key: DistributedDataParallel and torch.compile.
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
+_USUAL_KEYS = ('params_ema', 'params', 'state_dict')
 _SEAL = b'sha256 '  # start of the comment in ZIP files of ours
 _FOLDER = 0x10  # the attribute of a part for which torch would return uninitialised memory
 
@@ -299,36 +299,6 @@ def _check_seal(path: Path) -> bool:
     return True
 
 
-def convert(source: str | Path, target: str | Path, key: str | None = None) -> None:
-    """Write a checkpoint in the format that the ending of ``target`` names.
-
-    Args:
-        key: Of the state dict to write alone, as other programs expect it; None for the whole file.
-            The description of the network is kept unless a .pth gets bare weights.
-
-    Raises:
-        FileExistsError: There is a ``target``.
-        FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
-    """
-    if Path(target).suffix not in ('.pth', '.safetensors'):
-        raise UserError(f'{target} must end in .pth or .safetensors.')
-    if os.path.lexists(target):
-        raise FileExistsError(f'{target} exists: remove it, or give another name.')
-    content = load_checkpoint(source)
-    if not isinstance(content, dict):
-        raise UserError(f'{source} holds a {type(content).__name__}; a dict is needed.')
-    content, described = split_description(content)
-    if key is not None:
-        if not isinstance(content.get(key), Mapping):
-            found = ', '.join(map(str, content)) or 'none'
-            raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
-        content = content[key]
-    is_bare = not any(isinstance(value, Mapping) for value in content.values())
-    if described and not (is_bare and Path(target).suffix == '.pth'):  # it would pass for a weight
-        content = {**content, DESCRIPTION: described}
-    save_checkpoint(content, target)
-
-
 def strip_wrapper_prefixes(
     state_dict: Mapping[str, Any], expected: Container[str]
 ) -> Mapping[str, Any]:
@@ -367,11 +337,11 @@ def take_below_prefix(
         return state_dict
     if len(prefixes) > 1:
         raise UserError(
-            f'{path} holds several such networks, below the names {some(prefixes)}: write the one '
-            'you mean to a file of its own.'
+            f'{path} holds several such networks: set path.param_key_* to the one that is meant, '
+            f'of {some([prefix[:-1] for prefix in prefixes])}.'
         )
     (prefix,) = prefixes
-    found = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    found = _below(prefix, state_dict)
     logger.warning(
         'Loading: of %s the names with the prefix %s are used, without it; %d others are not.',
         *(path, prefix, len(state_dict) - len(found)),
@@ -388,7 +358,8 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
     """Find the state dict in a checkpoint file: (state dict, key used or None).
 
     The key asked for is taken if it is there; else, with a warning, the first of ``params_ema``,
-    ``params``, ``state_dict``; else the file must be a bare state dict.
+    ``params``, ``state_dict``; else the file must be a bare state dict. Of these, a key that names
+    of the state dict begin with, up to a dot, takes one of several networks.
 
     Raises:
         ValueError: None of these is there, or it has tensors that no network takes.
@@ -397,17 +368,28 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
         raise UserError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
     states = state_dicts(content)
     content, _ = split_description(content)
-    key = next((k for k in (param_key, 'params_ema', 'params', 'state_dict') if k in states), None)
+    key = next((k for k in (param_key, *_USUAL_KEYS) if k in states), None)
     if key is not None:
-        if key != param_key and param_key is not None:
-            logger.warning(
-                'Loading: %s has no key %s; using %s (it has: %s).',
-                *(path, param_key, key, some(list(map(str, content)))),
-            )
-        return _tensors_alone(states[key], path), key
-    if not states and any(isinstance(value, Tensor) for value in content.values()):
-        return _tensors_alone(content, path), None
-    raise UserError(f'{path} {why_no_state_dict(content, param_key)}')
+        state = states[key]
+    elif not states and any(isinstance(value, Tensor) for value in content.values()):
+        state = content
+    else:
+        raise UserError(f'{path} {why_no_state_dict(content, param_key)}')
+    if param_key in (None, key):
+        return _tensors_alone(state, path), key
+    if param_key not in _USUAL_KEYS and (part := _below(f'{param_key}.', state)):
+        return _tensors_alone(part, path), param_key
+    if key is not None:
+        logger.warning(
+            'Loading: %s has no key %s; using %s (it has: %s).',
+            *(path, param_key, key, some(list(map(str, content)))),
+        )
+    return _tensors_alone(state, path), key
+
+
+def _below(prefix: str, state: Mapping[Any, Any]) -> dict[str, Any]:
+    """What has a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if str(k).startswith(prefix)}
 
 
 def _tensors_alone(state: Mapping[Any, Any], path: str | Path) -> Mapping[str, Tensor]:

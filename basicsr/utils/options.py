@@ -205,6 +205,25 @@ class OptionFile:
             opt['logger']['keep_best'] = _what_is_best(opt)
         return self._sections(opt)
 
+    @property
+    def table(self) -> type[Section]:
+        """The table of the top level."""
+        return self._table
+
+    def origin(self, path: KeyPath) -> str:
+        """Where an option comes from: 'file:line', '--force_yml' or 'default'."""
+        if any(path[:length] in self._forced for length in range(1, len(path) + 1)):
+            return '--force_yml'
+        section: Any = self._opt
+        for key in path:
+            if isinstance(section, list) and key.isdigit() and int(key) < len(section):
+                section = section[int(key)]
+            elif isinstance(section, dict) and key in section:
+                section = section[key]
+            else:
+                return 'default'
+        return self._place(path)[1]
+
     def _check_names(self, opt: dict) -> None:
         sets = {key: dataset for key, dataset in opt['datasets'].items() if key != 'train'}
         names = [dataset['name'] or key for key, dataset in sets.items()]

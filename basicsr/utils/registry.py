@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -85,13 +86,18 @@ class Registry:
 
     def get(self, name: str, suffix: str = 'basicsr') -> Any:
         """Return the entry called ``name``, else the one called ``<name>_<suffix>``."""
-        for look_home in (False, True):
-            if look_home:
-                self._import_home()
-            for key in (name, f'{name}_{suffix}'):
-                if key in self._obj_map:
-                    return self._obj_map[key]
-        raise MissingKeyError(self._unknown(name, suffix))
+        own = re.escape(str(name).removesuffix(f'_{suffix}'))
+        entry = self._registered(name, suffix)
+        for content in (rf'^(class|def) {own}\b', ''):  # its own file, else all: these take long
+            if entry is None:
+                self._import_home(content)
+                entry = self._registered(name, suffix)
+        if entry is None:
+            raise MissingKeyError(self._unknown(name, suffix))
+        return entry
+
+    def _registered(self, name: str, suffix: str) -> Any:
+        return self._obj_map.get(name, self._obj_map.get(f'{name}_{suffix}'))
 
     def is_users(self, name: object) -> bool:
         """Whether a class or function from outside this package is registered by the name."""
@@ -149,13 +155,16 @@ class Registry:
         self._import_home()
         return self._obj_map.keys()
 
-    def _import_home(self) -> None:
+    def _import_home(self, content: str = '') -> None:
+        """Import the files of the built-in entries in which a pattern is found."""
         if self._home is None:
             return
         package = importlib.import_module(self._home)
         for module in pkgutil.iter_modules(package.__path__):
             if module.name.endswith(self._suffix):
-                importlib.import_module(f'{self._home}.{module.name}')
+                source = Path(package.__path__[0], f'{module.name}.py')
+                if re.search(content, source.read_text(encoding='utf-8'), re.MULTILINE):
+                    importlib.import_module(f'{self._home}.{module.name}')
 
     def _unknown(self, name: str, suffix: str) -> str:
         names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)

@@ -1,7 +1,9 @@
 """Format messages: lists of names, file sizes, printable text."""
 
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 # Besides those of ASCII, also the marks that change the text direction.
@@ -22,6 +24,17 @@ def printable(text: str) -> str:
     A terminal obeys some of them, and file names may contain any.
     """
     return _CONTROL.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
+
+
+def write_out(text: str) -> None:
+    """Write printable text to the standard output, and exit if nobody reads it (``| head``)."""
+    try:
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None  # as of a program that the signal SIGPIPE ends
 
 
 def some(items: Sequence[str], count: int = 5) -> str:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from basicsr.archs import build_network, load_network_from
-from basicsr.utils.checkpoint import DESCRIPTION, convert, description, save_checkpoint
+from basicsr.utils.checkpoint import DESCRIPTION, description, save_checkpoint
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
+from basicsr.utils.weights import convert
 
 RGB = {'num_in_ch': 3, 'num_out_ch': 3}
 COMPACT = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}

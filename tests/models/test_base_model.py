@@ -1,6 +1,5 @@
 """Optimizers, schedules, the averaged copy and checkpoints of a model."""
 
-import logging
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -9,27 +8,9 @@ import torch
 from golden import params, recipe
 from torch import nn
 
-from basicsr.archs import build_network
 from basicsr.models import build_model
 from basicsr.models.base_model import BaseModel
 from basicsr.utils.checkpoint import load_checkpoint
-
-
-@pytest.fixture
-def base_opt(tmp_path):
-    for name in ('models', 'training_states'):
-        (tmp_path / name).mkdir()
-    return {
-        'num_gpu': 0,
-        'is_train': True,
-        'dist': False,
-        'path': {
-            'models': str(tmp_path / 'models'),
-            'training_states': str(tmp_path / 'training_states'),
-        },
-        'train': {},
-        'val': {},
-    }
 
 
 @pytest.fixture
@@ -202,86 +183,6 @@ def test_log_values_stay_on_the_device_until_they_are_asked_for(base_opt):
 
 
 # ---------------------------------------------------------------------------- checkpoints
-
-
-NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
-
-
-@pytest.mark.parametrize('key', ['params', 'params_ema', 'state_dict', None])
-@pytest.mark.parametrize('prefix', ['', 'module.', '_orig_mod.', 'module._orig_mod.'])
-def test_weights_load_from_every_usual_layout(base_opt, tmp_path, key, prefix):
-    net, other = build_network(NET), build_network(NET)
-    state = {prefix + name: value for name, value in net.state_dict().items()}
-    torch.save({key: state} if key else state, tmp_path / 'w.pth')
-    BaseModel(base_opt).load_network(other, tmp_path / 'w.pth')
-    for name, value in other.state_dict().items():
-        assert torch.equal(value, net.state_dict()[name])
-
-
-def test_a_file_without_the_key_asked_for_says_what_it_has(base_opt, tmp_path, caplog):
-    net = build_network(NET)
-    torch.save({'params': net.state_dict()}, tmp_path / 'w.pth')
-    with caplog.at_level(logging.WARNING):
-        BaseModel(base_opt).load_network(net, tmp_path / 'w.pth', param_key='params_ema')
-    assert 'has no key params_ema; using params' in caplog.text
-    torch.save({'weights': net.state_dict()}, tmp_path / 'w.pth')
-    with pytest.raises(ValueError, match='its keys are weights'):
-        BaseModel(base_opt).load_network(net, tmp_path / 'w.pth')
-
-
-def test_a_layer_of_the_networks_own_called_module_survives(base_opt, tmp_path):
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Conv2d(1, 1, 1)
-
-    model, net = BaseModel(base_opt), Net()
-    model.save_network(net, 'net_g', 3)
-    path = tmp_path / 'models/net_g_3.pth'
-    assert list(torch.load(path, weights_only=True)['params']) == ['module.weight', 'module.bias']
-    other = Net()
-    model.load_network(other, path)
-    assert torch.equal(other.module.weight, net.module.weight)
-
-
-def test_strict_loading_names_file_keys_and_shapes(base_opt, tmp_path):
-    torch.save({'params': build_network(NET).state_dict()}, tmp_path / 'x2.pth')
-    wider = build_network(dict(NET, upscale=4))
-    with pytest.raises(
-        ValueError, match=r'x2\.pth does not fit SRVGGNetCompact: other shapes'
-    ) as e:
-        BaseModel(base_opt).load_network(wider, tmp_path / 'x2.pth')
-    assert 'body.4.weight (12, 4, 3, 3) in the file, (48, 4, 3, 3) in the network' in str(e.value)
-    assert 'strict_load' in str(e.value)
-
-
-def test_loose_loading_takes_what_fits_and_reports_the_rest(base_opt, tmp_path, caplog):
-    """Weights for x2 into a x4 network."""
-    net, wider = build_network(NET), build_network(dict(NET, upscale=4))
-    before = wider.state_dict()['body.4.weight'].clone()
-    torch.save({'params': net.state_dict()}, tmp_path / 'x2.pth')
-    with caplog.at_level(logging.INFO):
-        BaseModel(base_opt).load_network(wider, tmp_path / 'x2.pth', strict=False)
-    assert 'Loaded 6 of 8 keys (75 %)' in caplog.text
-    assert 'body.4.weight' in caplog.text
-    assert torch.equal(wider.state_dict()['body.0.weight'], net.state_dict()['body.0.weight'])
-    assert torch.equal(wider.state_dict()['body.4.weight'], before)
-
-
-def test_loose_loading_of_nothing_is_an_error(base_opt, tmp_path):
-    torch.save({'params': nn.Linear(2, 2).state_dict()}, tmp_path / 'other.pth')
-    with pytest.raises(ValueError, match='nothing that fits'):
-        BaseModel(base_opt).load_network(build_network(NET), tmp_path / 'other.pth', strict=False)
-
-
-def test_missing_and_damaged_files_are_named(base_opt, tmp_path):
-    model, net = BaseModel(base_opt), build_network(NET)
-    with pytest.raises(FileNotFoundError, match='absent.pth'):
-        model.load_network(net, tmp_path / 'absent.pth')
-    (tmp_path / 'cut.pth').write_bytes(b'PK\x03\x04 not much')
-    with pytest.raises(ValueError, match='cut.pth: it is damaged'):
-        model.load_network(net, tmp_path / 'cut.pth')
 
 
 def test_files_hold_tensors_and_plain_values_only(run, train_opt):
