@@ -284,5 +284,6 @@ def test_a_test_makes_no_folder_but_its_own(run, train_opt, tmp_path):
     del opt['train'], opt['logger'], opt['datasets']['train']
     folders = dict.fromkeys(('models', 'training_states', 'visualization'), str(tmp_path / 'other'))
     opt |= {'name': 'tested', 'path': {'pretrain_network_g': str(weights), **folders}}
-    run(opt, pipeline='test')
+    folder = run(opt, pipeline='test')
+    assert folder == tmp_path / 'results/tested' and '# psnr: ' in log_text(folder)
     assert not (tmp_path / 'other').exists()
