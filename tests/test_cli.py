@@ -261,8 +261,10 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
     def pipeline(root):
         raise error
 
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as caught:
         run_pipeline(pipeline, '.')
+    assert caught.value is error
+    assert [entry.name for entry in caught.traceback][-1] == 'pipeline'
 
 
 def test_the_traceback_of_an_unforeseen_error_is_in_the_log_file(tmp_path, capsys):
@@ -270,7 +272,7 @@ def test_the_traceback_of_an_unforeseen_error_is_in_the_log_file(tmp_path, capsy
         get_root_logger(log_file=tmp_path / 'run.log')
         raise RuntimeError('a bug')
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match='^a bug$'):
         run_pipeline(pipeline, '.')
     text = (tmp_path / 'run.log').read_text()
     assert text.count('RuntimeError: a bug') == 1 and 'in pipeline' in text

@@ -83,5 +83,5 @@ def _build_described(options: Mapping[str, Any], file: str | Path) -> nn.Module:
             f'{file} holds {dict(options)}. {error.args[0]} From Python, '
             'basicsr.utils.registry.import_plugins([folder]) does that.'
         ) from error
-    except Exception as error:  # whatever a constructor makes of arguments that it cannot take
+    except Exception as error:  # constructors fail in many ways on bad arguments
         raise UserError(f'{file} holds {dict(options)}, which cannot be built: {error}') from error

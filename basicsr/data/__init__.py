@@ -137,7 +137,7 @@ def build_dataloader(
                 dataset.takes_stored = gives_stored(dataset.dataset)
     elif isinstance(dataset, IterableDataset):
         raise UserError(
-            f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
+            f'{type(dataset).__name__} is an IterableDataset, whose images have no indices: it can '
             f'be trained on, not used in datasets.{phase}.'
         )
     else:
@@ -204,7 +204,7 @@ def _batching(
         return {'batch_sampler': stream}
     if schedule is not None:
         raise UserError(
-            'datasets.train.progressive goes by the iterations of a run: give build_dataloader '
+            'datasets.train.progressive follows the iterations of a run: give build_dataloader '
             'the start, or leave the option out.'
         )
     numbered = NumberedSampler(sampler, world_size, rank)
@@ -228,7 +228,7 @@ def caches_of(dataset: Any) -> list[ImageCache]:
     """All caches of a dataset, and of those that it holds."""
     caches: list[ImageCache] = []
     pending: list[Any] = [dataset]
-    known = set()  # a dataset may hold one that holds it
+    known = set()  # a dataset may wrap one that holds it
     while pending:
         owner = pending.pop()
         known.add(id(owner))

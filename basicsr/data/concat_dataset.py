@@ -13,7 +13,7 @@ from basicsr.utils.registry import DATASET_REGISTRY
 from . import build_dataset
 from .batch_memory import StoredSample, gives_stored
 
-# What belongs to the whole; the parts take all other options that they do not have themselves.
+# Options of the whole; parts inherit all others that they do not have themselves.
 _OWN_OPTIONS = ('type', 'name', 'parts', 'weights')
 
 
@@ -45,7 +45,7 @@ class ConcatDataset(Dataset):
             self.parts.append(build_dataset({**shared, 'name': name, **part}))
             if isinstance(self.parts[-1], IterableDataset):
                 raise UserError(
-                    f'parts: {part["type"]} is read from front to back, and cannot be mixed with '
+                    f'parts: {part["type"]} is read sequentially, and cannot be mixed with '
                     'others: give it a training set of its own.'
                 )
         self.gives_stored = all(map(gives_stored, self.parts))
@@ -59,7 +59,7 @@ class ConcatDataset(Dataset):
     def locate(self, index: int, rng: Any = random) -> tuple[int, int]:
         """The part that a sample is from, and its index there.
 
-        It is drawn where a part has not a sample for every place of its share.
+        The index is random if a part has fewer or more samples than its share.
         """
         part = int(np.searchsorted(self.ends, index, side='right'))
         place = index - int(self.ends[part] - self.counts[part])

@@ -64,7 +64,7 @@ def text_lines(list_file: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no text in UTF-8, or empty.
+        ValueError: It is not UTF-8 text, or empty.
     """
     lines = [line for _, line in _numbered_lines(list_file)]
     if not lines:
@@ -90,10 +90,10 @@ def check_inside(name: str, list_file: str | Path) -> str:
     Raises:
         ValueError: It is absolute, goes up (..), is empty or has control characters.
     """
-    path = PureWindowsPath(name)  # knows drives and both kinds of slash
+    path = PureWindowsPath(name)  # handles drives and both kinds of slash
     if not path.name or path.anchor or '..' in path.parts or printable(name) != name:
         raise UserError(
-            f'{list_file}: {name!r} is no name of an image below a folder: it must be relative, '
+            f'{list_file}: {name!r} is not an image name inside a folder: it must be relative, '
             'without .. and control characters.'
         )
     return name
@@ -102,7 +102,7 @@ def check_inside(name: str, list_file: str | Path) -> str:
 def check_template(filename_tmpl: Any) -> str:
     """``filename_tmpl``, if it is a text with one {}, where the base name goes.
 
-    Other fields would be looked up in Python's objects, or be as wide as they like.
+    Other fields could read attributes of Python objects, or have any width.
     """
     rest = filename_tmpl.replace('{}', '', 1) if isinstance(filename_tmpl, str) else '{'
     if rest == filename_tmpl or '{' in rest or '}' in rest:
@@ -196,7 +196,7 @@ def matching_names(
     """As ``paired_paths_from_folder``; returns the names of the inputs, and those of the GT."""
     lq_names, gt_names = (list_images(folder, recursive) for folder in folders)
     if filename_tmpl == '{}' and lq_names == gt_names and lq_names:
-        return gt_names, gt_names  # at once, as sets of millions have it
+        return gt_names, gt_names  # all at once, for sets of millions
     lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
     unused = set(lq_names)
     found, missing = ([], []), []
@@ -342,7 +342,7 @@ def decode_image(
     color: str | None = None,
     said: SaidOnce | set[str] | None = None,
 ) -> np.ndarray:
-    """An image out of the bytes of its file, as ``read_image`` gives it.
+    """Decode an image from the bytes of its file, as ``read_image`` does.
 
     Args:
         path: What to call it in messages.
@@ -429,7 +429,7 @@ def image_tensor(
         raise UserError(f'uint8_batch is for images of 8 bits, and one has {img.dtype}: unset it.')
     if color == 'y' or img.dtype != np.uint8:
         tensor = img2tensor(as_float(turn(img, orientation), color))
-    else:  # the same values, turned as bytes instead of floats
+    else:  # the same values, transposed as bytes instead of floats
         planes = turned_planes(img, orientation)
         if keep_uint8 and mean is None:
             return torch.from_numpy(planes)

@@ -48,7 +48,7 @@ class PairedImages:
             self.pad_small = opt.get('pad_small', False)
             self.uint8_batch = opt.get('uint8_batch', False)
             if self.uint8_batch and (self.color == 'y' or self.mean is not None):
-                raise UserError('uint8_batch: luma and normalised images are no bytes; unset it.')
+                raise UserError('uint8_batch: luma and normalised images are not 8-bit; unset it.')
         self._said = SaidOnce()
 
     def set_gt_size(self, gt_size: int) -> None:
@@ -74,7 +74,7 @@ class PairedImages:
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
-                # Said now, when the image is first seen, not in a later stage, after days.
+                # Reported when the image is first read, not in a later stage, after days.
                 raise image_error(
                     pair['gt_path'],
                     f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
@@ -85,12 +85,12 @@ class PairedImages:
             orientation = draw_orientation(self.use_hflip, self.use_rot, rng)
         else:
             gt = self._cut(gt, lq, pair)
-        # Only now: a crop is cheaper to convert than the image.
+        # Only now, because a crop is cheaper to convert than the image.
         how = self.color, self.mean, self.std, self.uint8_batch, orientation
         return StoredSample({'lq': lq, 'gt': gt}, how, pair)
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]) -> np.ndarray:
-        """GT without the rows and columns that did not make a whole LQ pixel."""
+        """GT without the rows and columns that do not make a whole LQ pixel."""
         height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
         excess = gt.shape[0] - height, gt.shape[1] - width
         if not all(0 <= e < self.scale for e in excess):

@@ -140,14 +140,14 @@ class RealESRGANDataset(Dataset):
         """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
         *kernels, drawn = draw_kernels(vars(self))
         recipe: Recipe = {'seed': draw_seed(), **drawn}
-        if self._is_progressive:  # tells the model, if that makes the patches
+        if self._is_progressive:  # for the model, if it makes the patches
             recipe['gt_size'] = self.gt_size
         if self.degrade_on == 'worker':
             recipe |= draw_recipe(self.opt, recipe['seed'])
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        kernels, recipe = self.draw()  # first: under a sample's seed it then gives that sample's
+        kernels, recipe = self.draw()  # first, so that it follows from the sample's seed alone
         index = int(self._first[index] + random.random() * self._share[index])
         path = self.paths[index]
         gt = self._crop(self._read(index, path))

@@ -13,7 +13,7 @@ from basicsr.utils.img_util import cv2
 Image = np.ndarray | Tensor
 
 UPRIGHT = (False, False, False)
-_LARGE = 64 * 64  # pixels, beyond which a call of OpenCV is worth while
+_LARGE = 64 * 64  # pixels, above which calling OpenCV pays off
 _FLIP_CODES = {(True, False): 1, (False, True): 0, (True, True): -1}  # (hflip, vflip), for OpenCV
 
 
@@ -99,7 +99,7 @@ def augment(
         hflip: Mirror horizontally with probability 1/2.
         rotation: Mirror vertically, and transpose, each with probability 1/2: with ``hflip`` all
             eight orientations are equally likely.
-        flows: Optical flow (h, w, 2) in (x, y) order, moved and turned along.
+        flows: Optical flow (h, w, 2) in (x, y) order, transformed accordingly.
         return_status: Also return (hflip, vflip, rot90).
 
     Returns:
@@ -176,7 +176,7 @@ def img_rotate(
     scale: float = 1.0,
 ) -> np.ndarray:
     """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), in the same frame."""
-    from scipy.ndimage import affine_transform  # seldom needed, and slow to import
+    from scipy.ndimage import affine_transform  # rarely needed, and slow to import
 
     height, width = img.shape[:2]
     center = (width // 2, height // 2) if center is None else center

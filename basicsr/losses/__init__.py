@@ -1,4 +1,4 @@
-"""Losses; the names that dependents import from here are loaded when they are first asked for."""
+"""Losses; the names that dependents import from here are loaded on first use."""
 
 import logging
 from collections.abc import Mapping

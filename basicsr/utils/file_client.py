@@ -36,7 +36,7 @@ class HardDiskBackend(BaseStorageBackend):
         return os.getcwd()
 
     def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
-        """What changes when the content of a file does."""
+        """A stamp that changes with the content of a file."""
         status = os.stat(filepath)
         return status.st_size, status.st_mtime_ns
 
@@ -132,7 +132,7 @@ class LmdbBackend(BaseStorageBackend):
         return self.db_paths[client_key]
 
     def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
-        """What changes when the content of the database does."""
+        """A stamp that changes with the content of the database."""
         status = os.stat(os.path.join(self.db_paths[client_key], 'data.mdb'))
         return status.st_size, status.st_mtime_ns
 

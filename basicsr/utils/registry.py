@@ -140,7 +140,7 @@ class Registry:
 
         Raises:
             KeyError: ``opt`` has no type, or no entry has that name.
-            TypeError: The entry does not take one of the options, or misses one.
+            TypeError: The entry does not accept one of the options, or lacks one.
 
         Errors of the entry have a note on what was being built.
         """
@@ -181,7 +181,7 @@ class Registry:
 
     def _unknown(self, name: str, suffix: str) -> str:
         names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)
-        # All metrics begin alike, which makes none of them like another.
+        # All metrics share a prefix, which does not make them similar.
         own = {key.removeprefix('calculate_'): key for key in names}
         close = difflib.get_close_matches(str(name).removeprefix('calculate_'), own, n=3)
         hint = f' Did you mean {" or ".join(own[key] for key in close)}?' if close else ''
@@ -209,7 +209,7 @@ def argument_problems(
     """
     try:
         parameters = inspect.signature(entry).parameters
-    except (TypeError, ValueError):  # compiled ones may have none
+    except (TypeError, ValueError):  # compiled ones may have no signature
         return []
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = [n for n, p in parameters.items() if p.kind in named and n not in given]
@@ -264,7 +264,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:
-    """Whether an argument that goes to ``**kwargs`` of ``entry`` is not meant to.
+    """Whether an argument that ends up in ``**kwargs`` of ``entry`` is a mistake.
 
     Metrics of this package have them for ``better`` alone, SwinIR for keys of published option
     files that are of other versions.
@@ -299,7 +299,7 @@ def import_name(name: str, option: str, kind: type | None = None) -> Any:
             'folder of plugins or installed.'
         ) from error
     if kind is None and not inspect.isfunction(found):
-        raise UserError(f"{option} '{name}' is no function: {found!r}.")
+        raise UserError(f"{option} '{name}' is not a function: {found!r}.")
     if kind is not None and not (inspect.isclass(found) and issubclass(found, kind)):
         raise UserError(f"{option} '{name}' must be a subclass of {kind.__name__}: {found!r}.")
     return found

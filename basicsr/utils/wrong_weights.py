@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .text import some
 
-# Names that are in each file of a network, and in those of no generator.
+# Names in each file of a network, and in none of a generator.
 _DISCRIMINATORS = {
     'conv0_0.weight': 'VGGStyleDiscriminator',
     'conv9.weight': 'UNetDiscriminatorSN',
@@ -40,14 +40,14 @@ def why_no_checkpoint(path: str | Path) -> str:
 
 
 def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
-    """Why the content of a file is not taken for a network, to follow the file's name."""
+    """Why the content of a file is not weights of a network, to follow the file's name."""
     if {'iter', 'optimizers'} <= content.keys():
         return (
-            'is a training state, which holds no weights of networks: these are beside it, in '
+            'is a training state, which holds no network weights: these are beside it, in '
             f'models/net_g_{content["iter"]}.pth. To resume its run, set path.resume_state.'
         )
     if {'lengths', 'averages'} <= content.keys():
-        return 'holds averages of train.posthoc_ema: make a network of them with basicsr average.'
+        return 'holds averages of train.posthoc_ema: make a network from them with basicsr average.'
     keys = some([str(key) for key in content])
     text = f"has no key '{param_key}' and is not a bare state dict; its keys are {keys}."
     states = [str(key) for key, value in content.items() if _has_tensors(value)]
@@ -105,7 +105,7 @@ def unlike_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
 def why_unusable(name: Any, tensor: Tensor) -> str:
     """Why a network cannot take a tensor, '' if it can."""
     if not isinstance(name, str):
-        return f'the name {name!r}, and the names of weights are texts, such as body.0.weight'
+        return f'the name {name!r}, but names of weights are strings, such as body.0.weight'
     if tensor.is_meta:
         return f'{name} on the meta device, without values: save the network when it has weights'
     if tensor.is_quantized:
@@ -138,18 +138,18 @@ def advice(
         )
     load = f'set path.strict_load_{label} to false to load the {fitting} of {len(own)} that fit.'
     if 2 * fitting < len(own):
-        return f'Make network_{label} as it was when that was trained; or {load}'
+        return f'Make network_{label} as it was when the file was trained; or {load}'
     other = _other_scale(own, state, scale)
     if other:
         which = f'take one for x{scale:g}, make network_{label} for that scale, or'
         return f'It is the file of a network for {other}: {which} {load}'
-    return f'If that is meant, {load}'
+    return f'If that is intended, {load}'
 
 
 def _other_scale(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], scale: float | None
 ) -> str:
-    """Which scale the weights are for, if it is another than that of the network; else ''."""
+    """The scale that the weights are for, if it differs from that of the network; else ''."""
     if scale is None:
         return ''
     unlike = own.keys() ^ state.keys()

@@ -417,7 +417,7 @@ def test_a_list_cannot_name_what_lies_outside_its_folder(tmp_path, name):
         lambda: data_util.paths_from_lmdb(tmp_path / 'x.lmdb'),
         lambda: data_util.image_name(name, {'io_backend': {'type': 'lmdb'}}),
     ):
-        with pytest.raises(ValueError, match='is no name of an image below a folder'):
+        with pytest.raises(ValueError, match='is not an image name inside a folder'):
             read()
 
 

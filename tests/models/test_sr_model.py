@@ -136,7 +136,9 @@ def test_no_ground_truth_of_another_image_is_scored(model):
     sr.feed_data(batch())
     sr.feed_data({'lq': torch.rand(1, 3, 8, 8)})
     sr.test()
-    assert 'gt' not in sr.get_current_visuals()
+    visuals = sr.get_current_visuals()
+    assert set(visuals) == {'lq', 'result'}
+    assert visuals['lq'].shape == (1, 3, 8, 8)
 
 
 def single_image_opt(opt, folder):

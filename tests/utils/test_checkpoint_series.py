@@ -356,6 +356,7 @@ def test_a_run_that_is_moved_aside_keeps_no_temporaries(run, train_opt, tmp_path
     temporary.write_bytes(b'')
     run(train_opt())
     (archive,) = (tmp_path / 'experiments').glob('tiny_archived_*')
+    assert names(archive / 'training_states') == ['2.state', '4.state', '6.state']
     assert not list(archive.rglob('.*.tmp'))
 
 

@@ -146,8 +146,11 @@ def test_a_suffix_of_another_kind_is_refused(tree):
 
 
 def test_links_that_lead_nowhere_are_no_files(tree):
+    files = set(scandir(tree, recursive=True))
+    assert {'a.jpg', 'b.png'} <= files
     (tree / 'broken.png').symlink_to(tree / 'none.png')
-    assert 'broken.png' not in set(scandir(tree, recursive=True))
+    assert set(scandir(tree, recursive=True)) == files
+    assert set(scandir(tree, recursive=True, broken_links=True)) == files | {'broken.png'}
 
 
 # ---------------------------------------------------------------------------- resume

@@ -256,10 +256,9 @@ def test_stages_and_mixtures_that_cannot_be_are_named_with_their_lines(parse):
         'x.yml:8: datasets.train.progressive: ends after 8 of 9 iterations: leave out the last '
         'iters',
         'x.yml:9: datasets.train.progressive.0.gt_size: 30 is not a multiple of scale 4',
-        'x.yml:10: datasets.train.progressive.1: needs iters: only the last stage goes on to the '
-        'end',
+        'x.yml:10: datasets.train.progressive.1: needs iters: only the last stage lasts to the end',
         'x.yml:11: datasets.train.progressive.2: needs a gt_size, since datasets.train has none',
-        'x.yml:15: train.mixing: prob of mixup and cutmix are 1.1 together, above 1',
+        'x.yml:15: train.mixing: prob of mixup and cutmix add up to 1.1, above 1',
     ]
     text = STAGES.replace('[32, 30]', '32').replace('{gt_size: 64}', '{gt_size: 64, iters: 1}')
     parsed = parse(text.replace('iters: 5', 'gt_size: 8').replace('0.4', '0.3'))
@@ -548,7 +547,7 @@ def test_the_batch_of_all_is_shared_among_the_gpus_in_micro_batches(
 def test_a_batch_that_cannot_be_shared_evenly_is_refused(parse, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 3)
     entries = ('num_gpu=3', 'datasets:train:batch_size_total=64')
-    with pytest.raises(OptionError, match='64 samples cannot be shared out evenly among 3'):
+    with pytest.raises(OptionError, match='64 samples cannot be divided evenly among 3'):
         parse(TRAIN, *force(*entries))
 
 

@@ -51,13 +51,13 @@ def load(tmp_path):
 @pytest.mark.parametrize(
     ('change', 'said'),
     [
-        (lambda s: {**s, 'step': 3}, 'has no tensors as step, which are left out'),
-        (lambda s: {'params': {**s, 'step': None}}, 'has no tensors as step, which are left out'),
-        (lambda s: {**s, 4: 5, None: None}, 'has no tensors as 4, None, which'),
+        (lambda s: {**s, 'step': 3}, 'has non-tensors, which are left out: step'),
+        (lambda s: {'params': {**s, 'step': None}}, 'has non-tensors, which are left out: step'),
+        (lambda s: {**s, 4: 5, None: None}, 'has non-tensors, which are left out: 4, None'),
         (lambda s: {4: 5, 'state_dict': s}, r'it has: 4, state_dict'),
         (
             lambda s: {'state_dict': {f'net_g.{k}': v for k, v in s.items()} | {'net_d.a': ONE}},
-            'begin with net_g. are taken, without that; 1 others are not',
+            'prefix net_g. are used, without it; 1 others are not',
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_the_average_that_torch_makes_is_read(load, caplog):
     net, other = compact(), compact()
     load(net, AveragedModel(other).state_dict())
     assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
-    assert 'begin with module. are taken, without that; 1 others' in caplog.text
+    assert 'prefix module. are used, without it; 1 others' in caplog.text
 
 
 def test_a_safetensors_file_of_another_name_is_read(tmp_path):
@@ -116,7 +116,7 @@ def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
 @pytest.mark.parametrize(
     ('content', 'message'),
     [
-        ({'params': {0: ONE, 'w': ONE}}, 'the name 0, and the names of weights are texts'),
+        ({'params': {0: ONE, 'w': ONE}}, 'the name 0, but names of weights are strings'),
         ({'w': ONE.to('meta')}, 'w on the meta device, without values'),
         ({'w': torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8)}, 'w quantized: save what'),
         ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
@@ -163,7 +163,7 @@ def test_advice_names_the_option_of_the_network_that_is_loaded(load):
         (rrdb(4), rrdb(2), 'for x2: take one for x4'),  # the first layer differs
         (edsr(4), edsr(2), 'for another scale: take one for x4'),
         (edsr(4), edsr(3), 'for another scale: take one for x4'),
-        (edsr(4), edsr(4, num_feat=6), 'Make network_g as it was when that was trained; or set'),
+        (edsr(4), edsr(4, num_feat=6), 'network_g as it was when the file was trained; or set'),
     ],
 )
 def test_weights_for_another_scale_are_named(load, net, other, message):
