@@ -190,7 +190,7 @@ def test_weights_that_are_not_there_are_an_error_that_names_those_that_are(write
 def test_what_is_no_file_of_a_network_is_refused_by_what_it_is(write, file, tmp_path):
     with pytest.raises(FileNotFoundError, match='no checkpoint file'):
         load_network_from(file)
-    with pytest.raises(UserError, match='is a training state, which holds no weights'):
+    with pytest.raises(UserError, match='is a training state, which holds no network weights'):
         load_network_from(write({'iter': 5, 'optimizers': [], 'epoch': 1}))
     with pytest.raises(UserError, match=r"no weights 'params'; it has: none\."):
         load_network_from(write([1, 2]), 'params')
