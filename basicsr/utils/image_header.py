@@ -61,7 +61,9 @@ def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
     fields = _read_tiff(content)
     _check_tiff(fields)
     altered = [fields[tag] for tag in (_ORIENTATION, _EXTRA) if _value(fields, tag) > 1]
-    stored = bytearray(content) if altered else content
+    if not altered:
+        return content, _value(fields, _KIND) == _FLOAT
+    stored = bytearray(content)
     for _, place, size in altered:
         stored[place : place + size] = (1).to_bytes(size, _byte_order(content))
     return stored, _value(fields, _KIND) == _FLOAT

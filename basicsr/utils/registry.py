@@ -103,8 +103,8 @@ class Registry:
 
     def is_users(self, name: object) -> bool:
         """Whether a class or function from outside this package is registered by the name."""
-        known = isinstance(name, str) and name in self._obj_map
-        return known and not _is_builtin(self._obj_map[name])
+        entry = self._obj_map.get(name) if isinstance(name, str) else None
+        return entry is not None and not _is_builtin(entry)
 
     def wrong_kinds(self, opt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Options of an entry whose values are of a kind that it cannot take, and why."""

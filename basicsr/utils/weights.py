@@ -117,7 +117,7 @@ def _networks(source: str | Path) -> tuple[dict[str, Mapping[str, Tensor]], dict
     content = load_checkpoint(source)
     state, key = select_params(content, None, source)
     found = state_dicts(content) if key is not None else {'params': state}
-    usual = {
+    usual: dict[str, Mapping[str, Tensor]] = {
         name: {n: value for n, value in values.items() if isinstance(value, Tensor)}
         for name, values in found.items()
         if name.startswith('params') or name == key
