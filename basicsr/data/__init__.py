@@ -107,7 +107,9 @@ def build_dataloader(
         raise UserError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
     rank, world_size = get_dist_info()
     workers = dataset_opt.get('num_worker_per_gpu', 0)
-    prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
+    # In training, a thread without worker processes would share random generators with the step.
+    reads_ahead = workers > 0 and dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
+    prefetch = phase != 'train' or reads_ahead
     options: dict[str, Any] = {
         'pin_memory': dataset_opt.get('pin_memory', False),
         'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
@@ -146,9 +148,6 @@ def build_dataloader(
     if phase == 'train' and dataset_opt.get('cache') == 'device':
         device = torch.device('cuda' if num_gpu and torch.cuda.is_available() else 'cpu')
         return _device_loader(dataset, dataset_opt, device, workers, options)
-    if phase == 'train' and prefetch:
-        # A thread without worker processes would share its random generators with the step.
-        workers = max(workers, 1)
     if phase == 'train':
         warn_of_large_batches(dataset_opt, gpus_per_process(num_gpu, dist), workers)
     if workers:

@@ -87,6 +87,11 @@ def _as_floats(images: Tensor | None) -> Tensor | None:
     return images.float() / 255 if images is not None and images.dtype == torch.uint8 else images
 
 
+def _training_set(opt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of the training set; empty for a model that is built without datasets."""
+    return (opt.get('datasets') or {}).get('train') or {}
+
+
 class BlindDegradation(BaseModel):
     """Mixin that synthesizes the LQ images of RealESRGANDataset on the device; list it first.
 
@@ -118,7 +123,7 @@ class BlindDegradation(BaseModel):
             compile_jpeg(self.device)
 
     def _check_options(self, opt: dict) -> None:
-        train_set = opt['datasets']['train']
+        train_set = _training_set(opt)
         own, its = opt.get('gt_size'), train_set.get('gt_size')
         if own is not None and its is not None and own != its:
             raise UserError(
@@ -144,7 +149,7 @@ class BlindDegradation(BaseModel):
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
         """A degradation option, from datasets.train or else from the top level."""
-        return opt['datasets']['train'].get(name, opt.get(name))
+        return _training_set(opt).get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
         self.queue_size = size = opt.get('queue_size', 180 if self.shares else 0)
@@ -156,7 +161,7 @@ class BlindDegradation(BaseModel):
                 f'{sizes}: set queue_size: 0.'
             )
         self.pool = TrainingPairPool(size)
-        batch = opt['datasets']['train']['batch_size_per_gpu']
+        batch = _training_set(opt).get('batch_size_per_gpu', 1)
         logger.info('Pool of %d training pairs.', max(size // batch, 1) * batch)
 
     def feed_data(self, data: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ class SRGANModel(SRModel):
 
     def _check_size_of_patches(self) -> None:
         size = getattr(self.get_bare_model(self.net_d), 'input_size', None)
-        train_set = self.opt['datasets'].get('train', {})
+        train_set = (self.opt.get('datasets') or {}).get('train') or {}
         own = {'gt_size': self.opt['gt_size']} if self.opt.get('gt_size') else {}
         others = [patch for patch in crop_sizes(train_set | own) if patch != size]
         if size is not None and others:

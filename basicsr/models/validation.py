@@ -89,7 +89,7 @@ class Validation:
         self.model, self.name, self.iteration = model, dataset_name, iteration
         self.save_img = save_img
         self.rank, self.world_size = rank, world_size
-        self.options = model.opt['val']
+        self.options = model.opt.get('val') or {}
         metrics = self.options.get('metrics') or {}
         self.set_scores = SetScores(metrics, model.device)
         self.signals: list[int] = []
@@ -174,7 +174,7 @@ class Validation:
         opt = self.model.opt
         folder = Path(opt['path']['visualization'])
         if self.model.is_train:
-            if sum(o.get('phase') == 'val' for o in opt['datasets'].values()) > 1:
+            if sum(o.get('phase') == 'val' for o in (opt.get('datasets') or {}).values()) > 1:
                 folder = folder / self.name  # sets may share image names
             return str(folder / name / f'{Path(name).name}_{self.iteration}.png')
         return str(folder / self.name / f'{name}_{self.options.get("suffix") or opt["name"]}.png')
