@@ -43,7 +43,7 @@ def note_signals(error: Exception, workers: Sequence[Any]) -> None:
     a fork server is the parent, only the exit status tells.
     """
     if workers and isinstance(error, ConnectionError | EOFError):  # it may still be about to end
-        connection.wait([worker.sentinel for worker in workers], timeout=5)
+        connection.wait([worker.sentinel for worker in workers], timeout=30)
     for worker in workers:
         if (worker.exitcode or 0) < 0:
             name = signal.strsignal(-worker.exitcode)

@@ -222,11 +222,16 @@ def test_trying_schedules_leaves_them_as_they_are(train_opt):
     assert groups[0] == groups[1]
 
 
-@pytest.mark.parametrize('weight', ['1', None, [1, 2]])
-def test_a_weight_of_a_loss_that_is_no_number_is_refused(refused, weight):
-    refused(
-        'the losses cannot be computed', train__pixel_opt={'type': 'L1Loss', 'loss_weight': weight}
-    )
+@pytest.mark.parametrize(
+    ('weight', 'message'),
+    [
+        ('1', "loss_weight: must be a number, got '1': write it without quotes"),
+        (None, 'the losses cannot be computed'),
+        ([1, 2], 'the losses cannot be computed'),
+    ],
+)
+def test_a_weight_of_a_loss_that_is_no_number_is_refused(refused, weight, message):
+    refused(message, train__pixel_opt={'type': 'L1Loss', 'loss_weight': weight})
 
 
 def test_a_metric_is_tried_on_other_images_where_the_first_is_too_small(

@@ -435,7 +435,7 @@ def try_lmdb(guarded: Path, case: Path, rng: random.Random) -> str | None:
                     problem = f'the message does not name the key: {error}'
         return problem
     finally:
-        file_client._open_lmdb.cache_clear()
+        file_client._opened.clear()
 
 
 def _change_pages(data: bytes, rng: random.Random) -> bytes:
