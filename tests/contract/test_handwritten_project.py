@@ -54,6 +54,16 @@ def test_a_project_in_the_style_of_upstream_tests_its_checkpoint(run, handwritte
     assert float(score) == pytest.approx(last, abs=1e-4)
 
 
+def test_a_project_in_the_style_of_upstream_resumes_exactly(run, handwritten_opt):
+    logger = {'print_freq': 1, 'save_checkpoint_freq': 1}
+    whole = run(handwritten_opt(name='whole', logger=logger))
+    opt = handwritten_opt(name='halves', logger=logger)
+    run(opt | {'train': opt['train'] | {'total_iter': 1}})
+    halves = run(opt, '--auto_resume')
+    files = [checkpoint(folder, 'net_g_2.pth') for folder in (whole, halves)]
+    assert differences(*files) == []
+
+
 def test_a_project_that_starts_its_scores_only_once_validates(run, handwritten_opt):
     logged = rows(run(handwritten_opt('OnceStartedModel')))
     assert [row['iter'] for row in logged if 'metrics/val/psnr' in row] == [1, 2]

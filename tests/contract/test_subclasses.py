@@ -87,6 +87,39 @@ class RealESRGANModel(SRGANModel):
         super().feed_data(data)
 """
 
+NEAR_MISSES = """
+import numpy as np
+from torch import nn
+
+from basicsr.utils.registry import ARCH_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY
+
+
+@ARCH_REGISTRY.register()
+class NearNet(nn.Module):
+    def __init__(self, num_feats, upscales, **kwargs):
+        super().__init__()
+        last = nn.Conv2d(num_feats, 3 * upscales**2, 3, 1, 1)
+        self.body = nn.Sequential(nn.Conv2d(3, num_feats, 3, 1, 1), last, nn.PixelShuffle(upscales))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@LOSS_REGISTRY.register()
+class NearLoss(nn.Module):
+    def __init__(self, loss_weights, **kwargs):
+        super().__init__()
+        self.loss_weights = loss_weights
+
+    def forward(self, pred, target, weight=None, **kwargs):
+        return self.loss_weights * (pred - target).abs().mean()
+
+
+@METRIC_REGISTRY.register()
+def calculate_near(img, img2, crop_borders, **kwargs):
+    return float(np.abs(img.astype(np.float64) - img2).mean())
+"""
+
 BICUBIC = """
 from torch import nn
 from torch.nn import functional as F
@@ -186,6 +219,16 @@ def test_registrations_of_names_that_exist_here_are_the_ones_used(run, train_opt
     )
     assert 'losses/l_g_gan' in rows(folder)[0]
     assert 'Dataset [RealESRGANDataset]' in log_text(folder)
+
+
+def test_keys_of_a_project_that_nearly_spell_ours_are_left_to_it(run, train_opt, plugin):
+    opt = train_opt(train__total_iter=1) | plugin('near_arch.py', NEAR_MISSES)
+    opt['network_g'] = {'type': 'NearNet', 'num_feats': 5, 'upscales': 2}
+    opt['train']['pixel_opt'] = {'type': 'NearLoss', 'loss_weights': 3.0}
+    opt['val']['metrics'] = {'near': {'type': 'calculate_near', 'crop_borders': 1}}
+    folder = run(opt)
+    assert checkpoint(folder, 'net_g_1.pth')['params']['body.0.weight'].shape == (5, 3, 3, 3)
+    assert 'metrics/val/near' in rows(folder)[-1]
 
 
 def test_a_network_without_parameters_is_tested_without_weights(run, train_opt, plugin):
