@@ -12,6 +12,7 @@ COMMANDS = {
     'tune': 'find the fastest settings of an option file by short trials',
     'verify-resume': 'prove that a training which is killed resumes exactly',
     'average': 'build networks from the averages that train.posthoc_ema has stored',
+    'doctor': 'look through the data of a training before it starts',
     'replay': 'repeat the step of a batch whose loss or gradient was not finite',
     'convert': 'convert a .pth file of networks to .safetensors, or back',
     'cache': 'list or clear the caches of decoded images',
