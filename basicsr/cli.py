@@ -2,20 +2,27 @@
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 
-# Each has a module in ``basicsr.commands`` with ``add_arguments`` and ``main``.
+from basicsr.version import __version__
+
+# Each has a module in ``basicsr.commands`` with ``add_arguments``, ``main``, and an example in the
+# first line of its docstring.
 COMMANDS = {
     'train': 'train a network from an option file',
     'test': 'run a trained network on images, and score it',
     'tune': 'find the fastest settings of an option file by short trials',
     'verify-resume': 'prove that a training which is killed resumes exactly',
-    'average': 'build networks from the averages that train.posthoc_ema has stored',
-    'doctor': 'look through the data of a training before it starts',
+    'average': 'the same as weights average, for the folder of a run with train.posthoc_ema',
     'replay': 'repeat the step of a batch whose loss or gradient was not finite',
-    'convert': 'convert a .pth file of networks to .safetensors, or back',
+    'convert': 'the same as weights convert',
     'cache': 'list or clear the caches of decoded images',
+    'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
+    'doctor': 'look through the data of a training before it starts',
+    'list': 'list the networks, losses, metrics, datasets or models, or show one of them',
+    'weights': 'show, interpolate, average, convert or strip files of networks',
 }
 
 
@@ -34,13 +41,24 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog='basicsr', description='Train image restoration networks, and the tools around it.'
     )
-    commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
+    parser.add_argument('--version', action='version', version=f'basicsr {__version__}')
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND')
     for name, text in COMMANDS.items():
         module = importlib.import_module(f'basicsr.commands.{name.replace("-", "_")}')
-        command = commands.add_parser(name, help=text, description=f'{text.capitalize()}.')
+        example = re.search('``(.+?)``', module.__doc__ or '')
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=f'{text[0].upper()}{text[1:]}.',
+            epilog=f'Example: {example[1]}' if example else None,
+        )
         module.add_arguments(command)
         command.set_defaults(main=module.main, parser=command)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    return args
 
 
 if __name__ == '__main__':

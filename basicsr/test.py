@@ -40,13 +40,7 @@ def test_pipeline(root_path: str | Path) -> None:
             some images failed; the remaining images are still written and scored.
     """
     opt, _ = prepare(root_path, is_train=False)
-    path = opt['path']
-    if not path.get('pretrain_network_g') and not path['random_weights']:
-        raise UserError(
-            'path.pretrain_network_g names no weights: the network would be an untrained one. '
-            'Set it, or path.random_weights: true if that is meant.'
-        )
-    logger = get_root_logger()
+    path, logger = opt['path'], get_root_logger()
     log_setting(opt)
 
     loaders = []
@@ -56,6 +50,7 @@ def test_pipeline(root_path: str | Path) -> None:
         logger.info('Number of test images in %s: %d', dataset_opt['name'], len(dataset))
     check_same_data({loader.dataset.opt['name']: loader.dataset for loader in loaders})
     model = build_model(opt)
+    _check_weights(model)
     check_unread(opt)
     try_metrics(opt, loaders)
     warn_of_own_results(model)
@@ -90,6 +85,18 @@ def test_pipeline(root_path: str | Path) -> None:
     barrier()
     if failed:
         raise UserError(f'{len(failed)} images have no result: {some(failed)}')
+
+
+def _check_weights(model: Any) -> None:
+    """Refuse a network with random weights; one without weights, such as bicubic, needs none."""
+    path = model.opt['path']
+    net = getattr(model, 'net_g', None)
+    has_weights = net is None or any(True for _ in net.parameters())
+    if has_weights and not path.get('pretrain_network_g') and not path['random_weights']:
+        raise UserError(
+            'path.pretrain_network_g names no weights: the network would be an untrained one. '
+            'Set it, or path.random_weights: true if that is meant.'
+        )
 
 
 def results_table(results: dict[str, Any]) -> str:

@@ -2,8 +2,7 @@
 
 import sys
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -11,6 +10,7 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from basicsr.utils import option_tables as options
+from basicsr.utils.option_reference import meaning, type_text
 
 TABLES = {
     '(top level)': options.Options,
@@ -49,29 +49,23 @@ def reference() -> str:
         for name, field in table.model_fields.items():
             if field.description is None:
                 continue  # a section of its own
-            kind = _type(field.annotation)
+            kind = type_text(field.annotation)
             default = 'required' if field.is_required() else f'`{_default(field)}`'
             lines.append(f'| `{name}` | {kind} | {default} | {field.description} |')
         if table in (options.Options, options.PathOptions, options.TrainOptions):
             made = ('models', 'training_states', 'log', 'visualization')  # by the runner
-            names = [f'`{name}`' for name in table.also_known.split() if name not in made]
-            lines += ['', f'Also read by the models, if given: {", ".join(names)}.']
+            names = [name for name in table.also_known.split() if name not in made]
+            path = () if title.startswith('(') else (title,)
+            lines += [
+                '',
+                'Also read by the models, if given:',
+                '',
+                '| key | meaning |',
+                '|---|---|',
+            ]
+            lines += [f'| `{name}` | {meaning((*path, name))} |' for name in names]
         lines.append('')
     return '\n'.join(lines)
-
-
-def _type(annotation: Any) -> str:
-    """An annotation as users write values: int, true/false, or one of the choices."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _type(parts[0])
-    if origin is Literal:
-        return ', '.join(parts)
-    if origin in (Union, UnionType):
-        return ', '.join(_type(part) for part in parts if part is not type(None))
-    if origin in (dict, list):
-        return origin.__name__
-    return 'section' if issubclass(annotation, options.Section) else annotation.__name__
 
 
 def _default(field: FieldInfo) -> Any:

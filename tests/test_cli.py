@@ -63,6 +63,20 @@ def test_without_a_command_or_with_another_one_the_usage_is_shown(command):
     status, out, err = command()
     assert (status, out) == (2, '')
     assert err.startswith('usage: basicsr ')
+    assert all(re.search(f'^ +{name}( |$)', err, re.MULTILINE) for name in cli.COMMANDS)
+
+
+def test_the_version_is_told_by_the_package_as_a_program_without_torch(run_program):
+    result = run_program('-X', 'importtime', '-m', 'basicsr', '--version')
+    assert (result.returncode, result.stdout) == (0, f'basicsr {basicsr.__version__}\n')
+    assert not re.search(r'\| +(torch|numpy|cv2)$', result.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize('name', cli.COMMANDS)
+def test_the_help_of_every_command_has_an_example(command, name):
+    status, out, _ = command(name, '--help')
+    assert status == 0
+    assert re.search(rf'Examples?: basicsr\s+{name}\s', out)
 
 
 def test_help_is_no_error(command):
@@ -247,8 +261,10 @@ def test_errors_that_nobody_foresaw_keep_their_traceback(error):
     def pipeline(root):
         raise error
 
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as caught:
         run_pipeline(pipeline, '.')
+    assert caught.value is error
+    assert [entry.name for entry in caught.traceback][-1] == 'pipeline'
 
 
 def test_the_traceback_of_an_unforeseen_error_is_in_the_log_file(tmp_path, capsys):
@@ -256,7 +272,7 @@ def test_the_traceback_of_an_unforeseen_error_is_in_the_log_file(tmp_path, capsy
         get_root_logger(log_file=tmp_path / 'run.log')
         raise RuntimeError('a bug')
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match='^a bug$'):
         run_pipeline(pipeline, '.')
     text = (tmp_path / 'run.log').read_text()
     assert text.count('RuntimeError: a bug') == 1 and 'in pipeline' in text
@@ -373,3 +389,18 @@ def test_bugs_of_the_users_own_code_are_shown_with_their_place(
     with pytest.raises(ValueError, match='metric mine of image 0000: invalid literal') as error:
         run(opt)
     assert message_for_users(error.value) is None  # so the traceback is printed
+
+
+def test_output_that_nobody_reads_on_ends_a_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, '-m', 'basicsr', 'list', 'networks']
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b'')
+
+
+def test_the_help_of_a_test_names_only_what_a_test_reads(command):
+    assert '--auto_resume' in command('train', '--help')[1]
+    text = command('test', '--help')[1]
+    assert '--auto_resume' not in text and '--force_yml' in text

@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_or_dies_ends_all_and_is_named(fork, case, train_opt, 
             assert 'Stacks' not in texts[other]
         if kind['kind'] in ('exit', 'kill', 'collective'):
             assert statuses[other] == 1, both
-            assert both.count('It has ended without a word') == 1, both
+            assert both.count('It has ended without a message') == 1, both
             assert re.search(where, both), both
             assert 'Traceback' not in texts[other]
         if kind['kind'] == 'error':

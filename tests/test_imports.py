@@ -35,7 +35,8 @@ LAYERS = {
     'train.py': {'utils', 'data', 'models', 'run'},
     'test.py': {'utils', 'data', 'models', 'run'},
     'commands': {'utils', 'data', 'models', 'run', 'train', 'test'},
-    'cli.py': {'commands'},
+    'cli.py': {'commands', 'version'},
+    '__main__.py': {'cli'},
     'version.py': set(),
     '__init__.py': set(),
 }

@@ -2,8 +2,7 @@
 
 ``api.json`` holds upstream's public functions, classes and methods with their signatures, what its
 packages re-export, and what its registries hold. Left out are names that only its own files used:
-autograd functions of compiled code, and modules' imports of each other. ``import basicsr`` alone
-offers no such names here: it loads nothing.
+autograd functions of compiled code, and imports of each other by modules that are no packages.
 """
 
 import ast
@@ -15,7 +14,11 @@ from inspect import Parameter
 from pathlib import Path
 
 import pytest
+from blind import blind
 
+import basicsr
+from basicsr.archs import build_network
+from basicsr.models import build_model
 from basicsr.utils import registry
 
 API = json.loads((Path(__file__).parent / 'api.json').read_text(encoding='utf-8'))
@@ -147,6 +150,91 @@ def test_registries_hold_the_names_of_upstream_with_their_suffixes(name):
     known = getattr(registry, name).keys()
     missing = [entry for entry in API['registries'][name] if entry not in known]
     assert sorted(missing) == sorted(REGISTERED_NOT_YET[name].split())
+
+
+def test_everything_that_packages_export_loads_only_when_it_is_asked_for():
+    assert {name for name in API['exports']['basicsr'] if name in vars(basicsr)} == set()
+    assert basicsr.scandir is importlib.import_module('basicsr.utils.misc').scandir
+    with pytest.raises(AttributeError, match="module 'basicsr' has no attribute 'no_such_name'"):
+        _ = basicsr.no_such_name
+
+
+# What subclasses and tests of dependents read, by class.
+ATTRIBUTES = {
+    'PairedImageDataset': """
+        opt io_backend_opt file_client mean std gt_folder lq_folder filename_tmpl paths
+    """,
+    'RealESRGANPairedDataset': """
+        opt io_backend_opt file_client mean std gt_folder lq_folder filename_tmpl paths
+    """,
+    'SingleImageDataset': 'opt io_backend_opt file_client mean std lq_folder paths',
+    'RealESRGANDataset': """
+        opt io_backend_opt file_client gt_folder paths
+        blur_kernel_size kernel_list kernel_prob blur_sigma betag_range betap_range sinc_prob
+        blur_kernel_size2 kernel_list2 kernel_prob2 blur_sigma2 betag_range2 betap_range2
+        sinc_prob2 final_sinc_prob
+    """,
+    'SRModel': """
+        opt device is_train schedulers optimizers optimizer_g net_g net_g_ema ema_decay
+        cri_pix cri_perceptual log_dict best_metric_results
+    """,
+    'RealESRNetModel': """
+        opt device is_train schedulers optimizers optimizer_g net_g net_g_ema ema_decay
+        cri_pix cri_perceptual log_dict best_metric_results queue_size usm_sharpener jpeger
+    """,
+    'RealESRGANModel': """
+        opt device is_train schedulers optimizers optimizer_g optimizer_d net_g net_g_ema net_d
+        net_d_iters net_d_init_iters ema_decay cri_pix cri_perceptual cri_gan cri_ldl log_dict
+        best_metric_results queue_size usm_sharpener jpeger
+    """,
+    'EDSR': 'img_range mean conv_first body conv_after_body upsample conv_last',
+    'RCAN': 'img_range mean conv_first body conv_after_body upsample conv_last',
+    'MSRResNet': 'upscale conv_first body upconv1 conv_hr conv_last lrelu',
+    'RRDBNet': 'scale conv_first body conv_body conv_up1 conv_up2 conv_hr conv_last lrelu',
+    'SRVGGNetCompact': 'num_in_ch num_out_ch num_feat num_conv upscale act_type body upsampler',
+    'SwinIR': """
+        img_range mean upscale upsampler window_size conv_first num_layers embed_dim ape patch_norm
+        num_features mlp_ratio patch_embed patch_unembed pos_drop layers norm conv_after_body
+    """,
+}
+NETWORK_OPTIONS = {
+    'EDSR': {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 1},
+    'RCAN': {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 16, 'num_group': 1, 'num_block': 1},
+    'MSRResNet': {'num_feat': 4, 'num_block': 1},
+    'RRDBNet': {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 1},
+    'SRVGGNetCompact': {'num_feat': 4, 'num_conv': 1},
+    'SwinIR': {'img_size': 8, 'window_size': 4, 'embed_dim': 8, 'depths': [1], 'num_heads': [2]},
+}
+
+
+def built(name, opt):
+    """A small object of a class, as an option file makes it."""
+    if name in NETWORK_OPTIONS:
+        return build_network({'type': name, **NETWORK_OPTIONS[name]})
+    if name.endswith('Model'):
+        opt = opt if name == 'SRModel' else blind(opt, name)
+        opt['train']['ema_decay'] = 0.9
+        return build_model(opt | {'model_type': name, 'dist': False, 'is_train': True})
+    opt = (blind(opt) if name == 'RealESRGANDataset' else opt) | {'dist': False}
+    dataset = opt['datasets']['train'] | {'type': name, 'phase': 'train', 'scale': 2}
+    return registry.DATASET_REGISTRY.get(name)(dataset)
+
+
+@pytest.mark.parametrize('name', ATTRIBUTES)
+def test_attributes_that_dependents_read_are_there(name, train_opt):
+    made = built(name, train_opt())
+    assert [key for key in ATTRIBUTES[name].split() if not hasattr(made, key)] == []
+
+
+def test_kernels_are_drawn_from_the_attributes_of_a_dataset(train_opt):
+    dataset = built('RealESRGANDataset', train_opt())
+    dataset.sinc_prob = dataset.sinc_prob2 = 0
+    dataset.kernel_list = dataset.kernel_list2 = ['plateau_aniso']
+    dataset.kernel_prob = dataset.kernel_prob2 = [1]
+    drawn = [dataset.draw()[1] for _ in range(20)]
+    assert {recipe[key]['kind'] for recipe in drawn for key in ('kernel1', 'kernel2')} == {
+        'plateau_aniso'
+    }
 
 
 def test_differences_between_signatures_are_found():

@@ -178,7 +178,7 @@ def test_an_option_builds_classes_of_its_kind_only():
         build_optimizer('torch:save', [torch.nn.Parameter(torch.ones(1))])
     with pytest.raises(ValueError, match=r"'torch\.nn:Linear' must be a subclass of Iterable"):
         build_sampler([1], {'sampler': {'type': 'torch.nn:Linear'}})
-    with pytest.raises(ValueError, match=r"'torch\.nn:Linear' is no function"):
+    with pytest.raises(ValueError, match=r"'torch\.nn:Linear' is not a function"):
         import_name('torch.nn:Linear', 'collate_fn')
 
 
@@ -284,5 +284,6 @@ def test_a_test_makes_no_folder_but_its_own(run, train_opt, tmp_path):
     del opt['train'], opt['logger'], opt['datasets']['train']
     folders = dict.fromkeys(('models', 'training_states', 'visualization'), str(tmp_path / 'other'))
     opt |= {'name': 'tested', 'path': {'pretrain_network_g': str(weights), **folders}}
-    run(opt, pipeline='test')
+    folder = run(opt, pipeline='test')
+    assert folder == tmp_path / 'results/tested' and '# psnr: ' in log_text(folder)
     assert not (tmp_path / 'other').exists()

@@ -139,6 +139,20 @@ def broken(test_opt, image_pairs, monkeypatch):
     return make
 
 
+def test_an_image_whose_result_has_too_long_a_name_has_none(run, broken, tmp_path):
+    opt = broken('dark')
+    opt['network_g'], opt['val']['suffix'] = NET, 'a' * 100
+    dataset = opt['datasets']['test']
+    for folder in (dataset['dataroot_gt'], dataset['dataroot_lq']):
+        Path(folder, '0001.png').rename(Path(folder, 'x' * 200 + '.png'))
+    with pytest.raises(
+        ValueError, match=r'1 images have no result: test/x+ \(.*too long a file name'
+    ):
+        run(opt, pipeline='test')
+    result = json.loads((tmp_path / 'results/check/results.json').read_text())['sets']['test']
+    assert list(result['images']) == ['0000', '0002']
+
+
 @pytest.mark.parametrize(
     ('kind', 'reason'), [('dark', 'values that are not finite'), ('unreadable', 'cannot read')]
 )

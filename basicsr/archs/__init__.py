@@ -15,12 +15,18 @@ from basicsr.utils.checkpoint import (
     state_dicts,
 )
 from basicsr.utils.errors import MissingKeyError, UserError
+from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.registry import ARCH_REGISTRY
 from basicsr.utils.text import some
+from basicsr.utils.wrong_weights import unlike_kinds
 
 __all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = lazy_exports(
+    __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
+)
 
 
 def build_network(opt: Mapping[str, Any]) -> nn.Module:
@@ -57,6 +63,8 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
             f'net.load_state_dict(load_checkpoint(file){which}).'
         )
     net = _build_described(options, file)
+    if problem := unlike_kinds(net.state_dict(), state):
+        raise UserError(f'{file} {problem}')
     try:
         net.load_state_dict(state)
     except RuntimeError as error:
@@ -75,5 +83,5 @@ def _build_described(options: Mapping[str, Any], file: str | Path) -> nn.Module:
             f'{file} holds {dict(options)}. {error.args[0]} From Python, '
             'basicsr.utils.registry.import_plugins([folder]) does that.'
         ) from error
-    except Exception as error:  # whatever a constructor makes of arguments that it cannot take
+    except Exception as error:  # constructors fail in many ways on bad arguments
         raise UserError(f'{file} holds {dict(options)}, which cannot be built: {error}') from error

@@ -55,6 +55,7 @@ def make_activation(act_type: str, num_feat: int) -> nn.Module:
         'prelu': nn.PReLU(num_feat),
         'relu': nn.ReLU(inplace=True),
         'leakyrelu': nn.LeakyReLU(0.1, inplace=True),
+        'rrelu': nn.RReLU(),
         'softplus': nn.Softplus(),
         'linear': nn.Identity(),
     }
@@ -66,7 +67,7 @@ def make_activation(act_type: str, num_feat: int) -> nn.Module:
 class ResidualBlockNoBN(nn.Module):
     """Add ``res_scale`` times two convolutions with a ReLU between them.
 
-    It is the block of EDSR (https://arxiv.org/abs/1707.02921): BatchNorm would spoil the range of
+    It is the block of EDSR (https://arxiv.org/abs/1707.02921): BatchNorm would destroy the range of
     the image. ``pytorch_init`` keeps PyTorch's weights instead of ``default_init_weights`` x 0.1.
     """
 
@@ -133,7 +134,7 @@ class DCNv2Pack(ModulatedDeformConvPack):
 def mean_per_channel(rgb_mean: Sequence[float], num_ch: int) -> tuple[float, ...]:
     """Return ``rgb_mean`` as a mean for each of ``num_ch`` channels.
 
-    The default, the mean of DIV2K, says nothing about images that are not RGB: their mean is 0.
+    The default, the mean of DIV2K, does not apply to images that are not RGB: their mean is 0.
 
     Raises:
         ValueError: Another mean has the wrong length.
@@ -199,7 +200,7 @@ def resize_flow(
     interp_mode: str = 'bilinear',
     align_corners: bool = False,
 ) -> Tensor:
-    """Resize ``flow`` (n, 2, h, w), horizontal displacement first, and scale its values along.
+    """Resize ``flow`` (n, 2, h, w), horizontal displacement first, and rescale its values to match.
 
     Args:
         size_type: Whether ``sizes`` are a 'ratio' of the old size or the new 'shape'.

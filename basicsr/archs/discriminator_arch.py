@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import CheckError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import pad_to_multiple
@@ -28,7 +28,7 @@ class VGGStyleDiscriminator(nn.Module):
     def __init__(self, num_in_ch: int, num_feat: int, input_size: int = 128):
         super().__init__()
         if input_size not in (128, 256):
-            raise UserError(
+            raise CheckError(
                 f'VGGStyleDiscriminator: input_size {input_size} must be 128 or 256, and so must '
                 'gt_size; UNetDiscriminatorSN takes images of any size.'
             )
@@ -50,7 +50,7 @@ class VGGStyleDiscriminator(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != (self.input_size, self.input_size):
-            raise UserError(
+            raise CheckError(
                 f'VGGStyleDiscriminator: the image is {x.shape[-2]}x{x.shape[-1]}, but input_size '
                 f'is {self.input_size}. Make gt_size and input_size equal (128 or 256), or use '
                 'UNetDiscriminatorSN, which takes images of any size.'

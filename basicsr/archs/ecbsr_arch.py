@@ -45,7 +45,7 @@ class SeqConv3x3(nn.Module):
             self.scale = nn.Parameter(torch.randn(out_channels, 1, 1, 1) * 1e-3)
             self.bias = nn.Parameter(torch.randn(out_channels) * 1e-3)
             mask = torch.tensor(EDGE_FILTERS[seq_type], dtype=torch.float32)
-            # A parameter and not a buffer, because it is one in published weights.
+            # A parameter, not a buffer, because published weights have it as one.
             self.mask = nn.Parameter(mask.repeat(out_channels, 1, 1, 1), requires_grad=False)
         else:
             choices = ['conv1x1-conv3x3', *EDGE_FILTERS]
@@ -60,11 +60,11 @@ class SeqConv3x3(nn.Module):
         return F.conv2d(x, self.k1, self.b1)
 
     def rep_params(self) -> tuple[Tensor, Tensor]:
-        """Return kernel (out, in, 3, 3) and bias (out) of one convolution that does the same."""
+        """Return kernel (out, in, 3, 3) and bias (out) of the equivalent single convolution."""
         if self.seq_type in EDGE_FILTERS:
             filters = self.scale * self.mask
             return filters * self.k0, filters.sum((1, 2, 3)) * self.b0 + self.bias
-        # Sums over the channels between the two; unlike einsum they stay exact under autocast.
+        # Sums over the intermediate channels; unlike einsum they stay exact under autocast.
         kernel = (self.k1[:, :, None] * self.k0[None]).sum(1)
         return kernel, (self.k1 * self.b0[:, None, None]).sum((1, 2, 3)) + self.b1
 
@@ -101,7 +101,7 @@ class ECB(nn.Module):
         self._merged: tuple[list, tuple[Tensor, Tensor]] | None = None
 
     def train(self, mode: bool = True) -> Self:
-        self._merged = None  # edits through ``parameter.data`` are not counted in its version
+        self._merged = None  # edits through ``parameter.data`` do not change its version counter
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class ECB(nn.Module):
         return self.act(F.conv2d(x, kernel, bias, padding=1))
 
     def rep_params(self) -> tuple[Tensor, Tensor]:
-        """Return kernel (out, in, 3, 3) and bias (out) that do the work of all branches."""
+        """Return kernel (out, in, 3, 3) and bias (out) equivalent to the sum of all branches."""
         kernel, bias = self.conv3x3.parameters()
         for branch in (self.conv1x1_3x3, self.conv1x1_sbx, self.conv1x1_sby, self.conv1x1_lpl):
             branch_kernel, branch_bias = branch.rep_params()
@@ -141,8 +141,8 @@ class ECBSR(nn.Module):
         num_block: Blocks between the first and the last.
         num_channel: Features between blocks.
         with_idt: Also add its input to the output of every block whose channels allow it.
-        act_type: 'prelu', 'relu', 'leakyrelu', 'softplus' or 'linear'.
-        scale: Any whole number from 1.
+        act_type: 'prelu', 'relu', 'leakyrelu', 'rrelu', 'softplus' or 'linear'.
+        scale: Any integer of at least 1.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class MeanShift(nn.Conv2d):
     Args:
         rgb_mean, rgb_std: One value per channel, for images in [0, 1].
         sign: -1 to subtract the mean, 1 to add it.
-        requires_grad: Whether the shift may be trained.
+        requires_grad: Whether the shift is trainable.
     """
 
     def __init__(

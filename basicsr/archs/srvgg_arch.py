@@ -1,4 +1,4 @@
-"""SRVGGNetCompact: the small generator of Real-ESRGAN, for video and for weak hardware.
+"""SRVGGNetCompact: the small generator of Real-ESRGAN, for video and for low-end hardware.
 
 Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data, Wang et al., ICCV
 Workshops 2021, https://arxiv.org/abs/2107.10833
@@ -17,13 +17,13 @@ from .arch_util import make_activation
 class SRVGGNetCompact(nn.Module):
     """Enlarge images (b, num_in_ch, h, w) to (b, num_out_ch, h * upscale, w * upscale).
 
-    A plain stack of convolutions at the small size. The enlarged input (nearest neighbour) is added
+    A plain stack of convolutions at the input size. The enlarged input (nearest neighbour) is added
     to the output where their channels fit: where the input has ``num_out_ch`` channels or one.
 
     Args:
         num_conv: Convolutions between the first and the last.
-        upscale: Any whole number from 1.
-        act_type: 'prelu', 'relu', 'leakyrelu', 'softplus' or 'linear'.
+        upscale: Any integer of at least 1.
+        act_type: 'prelu', 'relu', 'leakyrelu', 'rrelu', 'softplus' or 'linear'.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class SRVGGNetCompact(nn.Module):
         super().__init__()
         if not isinstance(upscale, int) or upscale < 1:
             raise UserError(f'SRVGGNetCompact: upscale {upscale} must be a whole number from 1.')
-        self.upscale = upscale
+        self.num_in_ch, self.num_out_ch, self.num_feat = num_in_ch, num_out_ch, num_feat
+        self.num_conv, self.upscale, self.act_type = num_conv, upscale, act_type
         self.adds_input = num_in_ch in (1, num_out_ch)
 
         self.body = nn.ModuleList()

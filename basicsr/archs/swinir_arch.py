@@ -37,7 +37,7 @@ Layer = Callable[..., nn.Module]  # class of a layer
 
 
 def drop_path(x: Tensor, drop_prob: float | None = 0.0, training: bool = False) -> Tensor:
-    """Zero whole samples with probability ``drop_prob`` and scale the others by 1 / (1 - it)."""
+    """Zero whole samples with probability p = ``drop_prob`` and scale the others by 1 / (1 - p)."""
     if not drop_prob or not training:
         return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
@@ -123,7 +123,7 @@ class WindowAttention(nn.Module):
         super().__init__()
         if dim % num_heads != 0:
             raise UserError(
-                f'{dim} channels (embed_dim) cannot be shared out among {num_heads} heads: '
+                f'{dim} channels (embed_dim) cannot be divided among {num_heads} heads: '
                 'make embed_dim a multiple of each of num_heads.'
             )
         self.dim = dim
@@ -158,7 +158,7 @@ class WindowAttention(nn.Module):
         qkv = self.qkv(x).view(windows, tokens, 3, self.num_heads, dim // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
-        bias = bias[None]  # PyTorch's fused kernels ask for four dimensions
+        bias = bias[None]  # PyTorch's fused kernels need four dimensions
         if mask is not None:
             bias = bias + mask.repeat(windows // mask.shape[0], 1, 1)[:, None]
         drop = self.attn_drop if self.training else 0.0
@@ -175,7 +175,7 @@ class WindowAttention(nn.Module):
 
 
 class SwinTransformerBlock(nn.Module):
-    """Window attention and an MLP, each behind a normalisation and within a skip connection.
+    """Window attention and an MLP, each with pre-normalisation and a skip connection.
 
     Args:
         dim: Channels.
@@ -187,7 +187,7 @@ class SwinTransformerBlock(nn.Module):
         mlp_ratio: Hidden channels of the MLP over ``dim``.
         qkv_bias, qk_scale, attn_drop: See ``WindowAttention``.
         drop: Dropout probability of the outputs of attention and MLP.
-        drop_path: Probability of leaving out a branch in training.
+        drop_path: Probability of dropping a branch in training.
         act_layer, norm_layer: Classes of the MLP's activation and of the normalisation.
     """
 
@@ -233,9 +233,9 @@ class SwinTransformerBlock(nn.Module):
         self.register_buffer('attn_mask', mask)
 
     def calculate_mask(self, x_size: Size) -> Tensor:
-        """Addend (windows, tokens, tokens) to the attention logits of features of ``x_size``.
+        """Mask (windows, tokens, tokens) added to the attention logits of features of ``x_size``.
 
-        Shifting is rolling, which brings opposite borders of the features together in one window:
+        Shifting is a cyclic roll, which puts opposite borders of the features into one window:
         -100 keeps tokens from attending across such a seam.
         """
         device = self.attn.relative_position_index.device
@@ -248,7 +248,7 @@ class SwinTransformerBlock(nn.Module):
     def forward(self, x: Tensor, x_size: Size, attn_mask: Tensor | None = None) -> Tensor:
         """Transform tokens ``x`` (b, h * w, dim) of ``x_size`` (h, w), multiples of the window.
 
-        ``attn_mask`` is ``calculate_mask(x_size)``, for callers that share it among blocks.
+        ``attn_mask`` is ``calculate_mask(x_size)``, for callers that share it across blocks.
         """
         if self.shift_size == 0:
             attn_mask = None
@@ -329,9 +329,9 @@ class BasicLayer(nn.Module):
     """A chain of ``depth`` transformer blocks, of which every second one shifts its windows.
 
     Args:
-        drop_path: Probability of leaving out a branch, one for all blocks or one for each.
+        drop_path: Probability of dropping a branch, one for all blocks or one for each.
         downsample: Class like ``PatchMerging`` that ends the chain, or None.
-        use_checkpoint: Whether the backward pass computes the activations again, to save memory.
+        use_checkpoint: Whether the backward pass recomputes the activations, to save memory.
 
     The other arguments are those of ``SwinTransformerBlock``.
     """
@@ -396,7 +396,7 @@ class BasicLayer(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Turn features (b, embed_dim, h, w) into tokens (b, h * w, embed_dim), perhaps normalised.
+    """Turn features (b, embed_dim, h, w) into tokens (b, h * w, embed_dim), optionally normalised.
 
     Args:
         img_size: Height and width, one number if equal.
@@ -516,7 +516,7 @@ class RSTB(nn.Module):
 
 
 def residual_conv(dim: int, resi_connection: str) -> nn.Module:
-    """Convolution at the end of a skip connection: 3x3, or three through a quarter of ``dim``."""
+    """Convolution at the end of a residual block: 3x3, or three with ``dim // 4`` channels."""
     if resi_connection == '1conv':
         return nn.Conv2d(dim, dim, 3, 1, 1)
     if resi_connection == '3conv':
@@ -584,13 +584,13 @@ class SwinIR(nn.Module):
         window_size, mlp_ratio, qkv_bias, qk_scale: See ``SwinTransformerBlock``.
         drop_rate: Dropout probability of the tokens and of the outputs of attention and MLP.
         attn_drop_rate: Dropout probability of the attention weights.
-        drop_path_rate: Probability of leaving out a branch of the last block in training; for the
+        drop_path_rate: Probability of dropping a branch of the last block in training; for the
             blocks before it rises linearly from 0.
         norm_layer: Class of the normalisation.
-        ape: Whether a learned embedding of the position is added to the tokens. It is resized for
+        ape: Whether a learned position embedding is added to the tokens. It is resized for
             inputs of another size than ``img_size``.
         patch_norm: Whether the first tokens are normalised.
-        use_checkpoint: Whether the backward pass computes activations again, to save memory.
+        use_checkpoint: Whether the backward pass recomputes activations, to save memory.
         upscale: Factor of height and width; not used by the upsampler ''.
         img_range: Factor of the values, [0, 1] outside, within the network.
         upsampler: 'pixelshuffle' (classical super-resolution), 'pixelshuffledirect' (lightweight),
@@ -649,7 +649,8 @@ class SwinIR(nn.Module):
         self.patch_unembed = PatchUnEmbed(img_size, patch_size, embed_dim=embed_dim)
         self.patches_resolution = self.patch_embed.patches_resolution
         self.window_size = min(window_size, *self.patches_resolution)
-        self.ape = ape
+        self.ape, self.patch_norm, self.mlp_ratio = ape, patch_norm, mlp_ratio
+        self.num_layers, self.num_features = len(depths), embed_dim
         if ape:
             positions = torch.zeros(1, self.patch_embed.num_patches, embed_dim)
             self.absolute_pos_embed = nn.Parameter(trunc_normal_(positions, std=0.02))
@@ -718,7 +719,7 @@ class SwinIR(nn.Module):
         self.conv_last = nn.Conv2d(features, channels, 3, 1, 1)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that an optimizer should not decay."""
+        """Names of parameters that should have no weight decay."""
         return {'absolute_pos_embed'}
 
     def no_weight_decay_keywords(self) -> set[str]:

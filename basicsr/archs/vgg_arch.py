@@ -1,4 +1,4 @@
-"""VGG, a classifier of ImageNet, as a source of image features.
+"""VGG, an ImageNet classifier, as an extractor of image features.
 
 Very Deep Convolutional Networks for Large-Scale Image Recognition, Simonyan, Zisserman, ICLR 2015,
 https://arxiv.org/abs/1409.1556
@@ -62,8 +62,8 @@ NAMES |= {f'{vgg_type}_bn': insert_bn(names) for vgg_type, names in NAMES.items(
 class VGGFeatureExtractor(nn.Module):
     """Map images (b, 3 or 1, h, w), RGB or gray, to a dict of features by layer name.
 
-    Images are in [0, 1], the range that VGG was trained on; values outside are let through, but its
-    features mean less there. Layers deeper than the deepest wanted one are not kept.
+    Images are in [0, 1], the range that VGG was trained on; other values are accepted, but its
+    features are less meaningful there. Layers deeper than the deepest wanted one are not kept.
 
     Weights come from the first of these: the file ``weights``; torchvision's file for the type in
     ``experiments/pretrained_models``; the same in torch's cache; a download into that cache.
@@ -72,7 +72,7 @@ class VGGFeatureExtractor(nn.Module):
         layer_name_list: ``convB_I`` (before its activation), ``bnB_I``, ``reluB_I`` or ``poolB``,
             for block B = 1 ... 5 and layer I of the block.
         vgg_type: vgg11, vgg13, vgg16 or vgg19, or one of these with batch normalisation: vgg19_bn.
-        use_input_norm: Subtract the mean of ImageNet, divide by its standard deviation.
+        use_input_norm: Subtract ImageNet's mean and divide by its standard deviation.
         range_norm: Images are in [-1, 1]; bring them to [0, 1] first.
         requires_grad: Let the weights be trained; else they are frozen and stay in eval mode.
         remove_pooling: Leave out the pooling layers.
@@ -124,7 +124,7 @@ class VGGFeatureExtractor(nn.Module):
         self.vgg_net = nn.Sequential(OrderedDict((name, layers[name]) for name in kept))
         self.min_size = 1
         for name in kept:
-            if name.startswith('pool'):  # each needs a window of 2x2 for every pixel it gives
+            if name.startswith('pool'):  # each needs a 2x2 window for every output pixel
                 self.min_size = (self.min_size - 1) * pooling_stride + 2
         self.requires_grad_(requires_grad)
         self.train(requires_grad)
@@ -167,7 +167,7 @@ def _build_layers(names: Sequence[str], pooling_stride: int) -> dict[str, nn.Mod
         elif kind == 'bn':
             layers[name] = nn.BatchNorm2d(channels)
         elif kind == 'relu':
-            # Not in place: the features before it may be wanted.
+            # Not in place: the features before it may be requested.
             layers[name] = nn.ReLU()
         else:
             layers[name] = nn.MaxPool2d(2, pooling_stride)
@@ -175,7 +175,7 @@ def _build_layers(names: Sequence[str], pooling_stride: int) -> dict[str, nn.Mod
 
 
 def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> None:
-    """Load all layers, for a file of another type may agree in the first ones."""
+    """Load all layers, since a file of another type may match in the first ones."""
     source, state = _find_weights(vgg_type, weights)
     try:
         if not isinstance(state, Mapping):
@@ -192,8 +192,8 @@ def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> 
 
 
 def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, object]:
-    """Where the weights come from, and what is there."""
-    # Imported here: it takes seconds, which a training without VGG need not wait.
+    """The source of the weights, and its content."""
+    # Imported here: the import takes seconds, which a training without VGG need not spend.
     from torchvision.models import get_model_weights
 
     official = get_model_weights(vgg_type).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]

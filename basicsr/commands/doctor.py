@@ -1,4 +1,4 @@
-"""``basicsr doctor -opt options/NAME.yml``, or ``basicsr doctor FOLDER``."""
+"""``basicsr doctor -opt options/quickstart.yml --html doctor.html``."""
 
 import argparse
 import logging
@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-_EXAMPLES = """examples:
-  basicsr doctor -opt options/quickstart.yml --html doctor.html
-  basicsr doctor datasets/DIV2K/DIV2K_train_HR --gt-size 256
-  basicsr doctor --gt datasets/mine/gt --lq datasets/mine/lq_x4 --scale 4 --exclude-list bad.txt"""
+_EXAMPLES = """Examples: basicsr doctor -opt options/quickstart.yml --html doctor.html
+          basicsr doctor datasets/DIV2K/DIV2K_train_HR --gt-size 256
+          basicsr doctor --gt mine/gt --lq mine/lq_x4 --scale 4 --exclude-list bad.txt"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from basicsr.utils import options
 from basicsr.utils.openmp import spin_briefly
-from basicsr.utils.options import add_arguments
 
-__all__ = ['add_arguments', 'main']
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_arguments(parser, is_train=False)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -60,7 +60,7 @@ def measure(request: dict[str, Any], root_path: Path) -> None:
     is_gpu = opt['num_gpu'] > 0
     if is_gpu:
         torch.cuda.set_per_process_memory_fraction(request['memory'])
-    timing = train_shortly(_on_few_images(opt, str(folder / 'cache')), request['seconds'])
+    timing = train_shortly(on_few_images(opt, str(folder / 'cache')), request['seconds'])
     cores = len(usable_cores()) // gpus_per_process(opt['num_gpu'], opt['dist'])
     report = Report(settings=settings, cores=cores, **timing, **(_gpu() if is_gpu else _cpu()))
     (folder / 'report.json').write_text(json.dumps(report._asdict()), encoding='utf-8')
@@ -88,7 +88,7 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _on_few_images(opt: dict, cache: str) -> dict:
+def on_few_images(opt: dict, cache: str) -> dict:
     """The options without validation and with only a few images, cached in ``cache``."""
     dataset_opt = copy.deepcopy(opt['datasets']['train'])
     for owner in (dataset_opt, *(dataset_opt.get('parts') or ())):  # of a ConcatDataset

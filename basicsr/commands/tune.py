@@ -1,4 +1,4 @@
-"""Find the fastest settings of an option file by short trials of training."""
+"""``basicsr tune -opt FILE``: find the fastest settings by short trials of training."""
 
 import argparse
 import functools
@@ -138,7 +138,9 @@ def judge(name: str, trial: Report | Failure, best: Report, plain: Report, toler
         return f'losses differ by more than {tolerance:.1%}'
     gain = trial.speed / best.speed - 1
     needed = max(_MARGIN, 2 * math.hypot(trial.noise, best.noise))
-    return ACCEPTED if gain >= needed else f'not {needed:.0%} faster ({gain:+.1%})'
+    if gain >= needed:
+        return ACCEPTED
+    return f'slower ({gain:+.1%})' if gain < 0 else f'{gain:+.1%}, less than {needed:.0%}'
 
 
 def search(
@@ -226,7 +228,12 @@ def tune(args: argparse.Namespace, folder: Path) -> int:
         sys.stderr.write(plain.log or f'The trial of the file as it is: {plain.reason}.\n')
         return plain.status if plain.status in (1, 2) else 1
 
+    accepted, best = {}, plain  # also after Ctrl-C
+
     def tell(name: str, value: Any, trial: Report | Failure, verdict: str) -> None:
+        nonlocal best
+        if verdict == ACCEPTED and isinstance(trial, Report):
+            accepted[name], best = value, trial
         reference = None if name == BATCH else plain
         sys.stdout.write(table_row(f'{name}: {_yaml(value)}', trial, reference, verdict))
         sys.stdout.flush()
@@ -236,8 +243,11 @@ def tune(args: argparse.Namespace, folder: Path) -> int:
     sys.stdout.write(_ROW.format(*head) + table_row('as in the file', plain, None, 'plain'))
     sys.stdout.flush()
     limits = args.settings, args.tolerance, args.memory
-    settings, best = search(measure, tell, plain, *limits)
-    sys.stdout.write(conclusion(settings, best, plain, args.settings, args.memory))
+    try:
+        search(measure, tell, plain, *limits)
+    finally:
+        sys.stdout.write(conclusion(accepted, best, plain, args.settings, args.memory))
+        sys.stdout.flush()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Verify that killed trainings resume bit-exactly, by comparison with an uninterrupted run."""
+"""``basicsr verify-resume -opt FILE``: check that a killed training resumes bit-exactly."""
 
 import argparse
 import json

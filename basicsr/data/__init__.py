@@ -3,6 +3,7 @@
 import functools
 import logging
 import random
+from collections.abc import Callable
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from basicsr.utils.dist_util import get_dist_info
 from basicsr.utils.errors import MissingKeyError, UserError
+from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.option_section import place_of
 from basicsr.utils.registry import DATASET_REGISTRY, building, import_name, plugin_modules
 from basicsr.utils.rng import mix, seed_cpu, seeded
 
 from .bad_images import MOST_ATTEMPTS, BadImages, ReportedDataset, collate_reported
-from .batch_memory import BatchMemory, gives_stored, warn_of_large_batches
+from .batch_memory import BatchMemory, StoredSample, gives_stored, warn_of_large_batches
 from .data_sampler import BatchStream, NumberedSampler
 from .data_util import ImageReader
+from .device_set import DeviceSetLoader
 from .image_cache import ImageCache
 from .prefetch_dataloader import PrefetchDataLoader
 from .progressive import Schedule
@@ -30,6 +33,10 @@ from .workers import worker_init_fn
 __all__ = ['build_dataloader', 'build_dataset']
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = lazy_exports(
+    __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
+)
 
 
 def build_dataset(dataset_opt: dict) -> Any:
@@ -100,7 +107,9 @@ def build_dataloader(
         raise UserError(f"phase is '{phase}'; it must be 'train', 'val' or 'test'.")
     rank, world_size = get_dist_info()
     workers = dataset_opt.get('num_worker_per_gpu', 0)
-    prefetch = phase != 'train' or dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
+    # In training, a thread without worker processes would share random generators with the step.
+    reads_ahead = workers > 0 and dataset_opt.get('prefetch_mode') in ('cpu', 'cuda')
+    prefetch = phase != 'train' or reads_ahead
     options: dict[str, Any] = {
         'pin_memory': dataset_opt.get('pin_memory', False),
         'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
@@ -130,15 +139,15 @@ def build_dataloader(
                 dataset.takes_stored = gives_stored(dataset.dataset)
     elif isinstance(dataset, IterableDataset):
         raise UserError(
-            f'{type(dataset).__name__} is an IterableDataset, whose images have no numbers: it can '
+            f'{type(dataset).__name__} is an IterableDataset, whose images have no indices: it can '
             f'be trained on, not used in datasets.{phase}.'
         )
     else:
         dataset = ReportedDataset(dataset)
         options.update(batch_size=1, shuffle=False, collate_fn=collate_reported)
-    if phase == 'train' and prefetch:
-        # A thread without worker processes would share its random generators with the step.
-        workers = max(workers, 1)
+    if phase == 'train' and dataset_opt.get('cache') == 'device':
+        device = torch.device('cuda' if num_gpu and torch.cuda.is_available() else 'cpu')
+        return _device_loader(dataset, dataset_opt, device, workers, options)
     if phase == 'train':
         warn_of_large_batches(dataset_opt, gpus_per_process(num_gpu, dist), workers)
     if workers:
@@ -156,6 +165,24 @@ def build_dataloader(
     if prefetch:
         return PrefetchDataLoader(dataset_opt.get('num_prefetch_queue', 1), **options)
     return DataLoader(**options)
+
+
+def _device_loader(
+    dataset: Any, dataset_opt: dict, device: torch.device, workers: int, options: dict[str, Any]
+) -> DataLoader:
+    """The loader of a training with ``cache: device``."""
+    images = dataset.dataset
+    if not (isinstance(dataset, SeededDataset) and gives_stored(images)):
+        raise UserError(
+            'cache: device is for PairedImageDataset and mixes of it, not '
+            f'{type(images).__name__}: use cache: auto.'
+        )
+    if dataset_opt.get('collate_fn') is not None or 'batch_sampler' not in options:
+        raise UserError('cache: device makes the batches of a run itself: leave collate_fn out.')
+    dataset.takes_stored = True
+    options |= {'dataset': dataset, 'collate_fn': None, 'pin_memory': False}
+    queue, caches = dataset_opt.get('num_prefetch_queue', 1), caches_of(images)
+    return DeviceSetLoader(queue, caches, device, workers, **options)
 
 
 def _batching(
@@ -176,7 +203,7 @@ def _batching(
         return {'batch_sampler': stream}
     if schedule is not None:
         raise UserError(
-            'datasets.train.progressive goes by the iterations of a run: give build_dataloader '
+            'datasets.train.progressive follows the iterations of a run: give build_dataloader '
             'the start, or leave the option out.'
         )
     numbered = NumberedSampler(sampler, world_size, rank)
@@ -190,9 +217,17 @@ def gpus_per_process(num_gpu: int, dist: bool) -> int:
 
 def decoded_images(dataset: Dataset) -> tuple[int, int] | None:
     """The number of cached images of a dataset and of all its images; None without a cache."""
+    caches = caches_of(dataset)
+    if not caches:
+        return None
+    return sum(cache.decoded for cache in caches), sum(cache.count for cache in caches)
+
+
+def caches_of(dataset: Any) -> list[ImageCache]:
+    """All caches of a dataset, and of those that it holds."""
     caches: list[ImageCache] = []
     pending: list[Any] = [dataset]
-    known = set()  # a dataset may hold one that holds it
+    known = set()  # a dataset may wrap one that holds it
     while pending:
         owner = pending.pop()
         known.add(id(owner))
@@ -201,9 +236,7 @@ def decoded_images(dataset: Dataset) -> tuple[int, int] | None:
             caches += [item for item in items if isinstance(item, ImageCache)]
             inner = [item for item in items if isinstance(item, Dataset | ImageReader)]
             pending += [item for item in inner if id(item) not in known]
-    if not caches:
-        return None
-    return sum(cache.decoded for cache in caches), sum(cache.count for cache in caches)
+    return caches
 
 
 def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = None) -> DataLoader:
@@ -259,12 +292,19 @@ class SeededDataset(DatasetAround):
         self.takes_stored = False
 
     def __getitem__(self, sample: tuple[int, ...]) -> Any:
+        return self._sample(sample, self._read)
+
+    def stored(self, sample: tuple[int, ...]) -> StoredSample:
+        """A sample before its conversion, with random numbers that no generator is seeded for."""
+        return self._sample(sample, self._read_stored)
+
+    def _sample(self, sample: tuple[int, ...], read: Callable[[int, int], Any]) -> Any:
         number, index, *gt_size = sample
         if gt_size:
             self.dataset.set_gt_size(*gt_size)  # pyright: ignore[reportAttributeAccessIssue] (checked)
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
-                return self._read(number, index)
+                return read(number, index)
             except Exception as error:
                 if not self.bad_images.passes_over(error, number):
                     raise
@@ -286,7 +326,10 @@ class SeededDataset(DatasetAround):
             with seeded(self.seed, number):  # the process's own generators are the model's
                 return self.dataset[index]
         if self.takes_stored:
-            random.seed(mix(self.seed, number))  # as seed_cpu does; the others are not drawn from
-            return self.dataset.stored(index)  # pyright: ignore[reportAttributeAccessIssue]
+            return self._read_stored(number, index)
         seed_cpu(self.seed, number)
         return self.dataset[index]
+
+    def _read_stored(self, number: int, index: int) -> StoredSample:
+        rng = random.Random(mix(self.seed, number))  # gives what ``random`` gives after seed_cpu
+        return self.dataset.stored(index, rng)  # pyright: ignore[reportAttributeAccessIssue]

@@ -128,7 +128,7 @@ class BadItem(dict):
 
 
 class ReportedDataset(DatasetAround):
-    """A dataset of a validation: its items have a name, and unreadable images are BadItems."""
+    """A validation dataset: its items have a name, and unreadable images are BadItems."""
 
     def __getitem__(self, index: int) -> Any:
         try:

@@ -24,7 +24,7 @@ from basicsr.utils.text import sizeof_fmt
 
 from .data_util import image_tensor
 from .progressive import crop_sizes, training_stages
-from .transforms import turned_planes
+from .transforms import turn, turned_planes
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,11 @@ class StoredSample(NamedTuple):
     def tensors(self) -> dict[str, Any]:
         """The sample as a dataset gives it."""
         return {k: image_tensor(image, *self.how) for k, image in self.images.items()} | self.rest
+
+    def view(self, key: str) -> np.ndarray:
+        """The turned planes (c, h, w), RGB, of an image; a view."""
+        planes = turn(self.images[key], self.how[-1]).transpose(2, 0, 1)
+        return planes[::-1] if len(planes) == 3 else planes
 
     @property
     def is_bytes(self) -> bool:
@@ -91,7 +96,7 @@ class BatchMemory:
     """A ``collate_fn`` that gives what ``default_collate`` gives, when read through ``unpack``.
 
     Args:
-        prefetch_factor: That of the loader: it asks a worker for a batch when it has handed out
+        prefetch_factor: That of the loader: it requests a batch of a worker when it has handed out
             the one so many before. With one slot more, none is filled before it has been copied.
     """
 
@@ -160,15 +165,15 @@ class BatchMemory:
                 known[item.worker, item.slot] = item.tensors
             tensors = known[item.worker, item.slot].items()
             floats = item.floats if to_float else ()
-            yield item.batch | {k: _copy(v, pin_memory, k in floats) for k, v in tensors}
+            yield item.batch | {k: copied(v, pin_memory, k in floats) for k, v in tensors}
 
 
 def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: int) -> None:
-    """Warn where the batches that are made ahead do not fit into the memory.
+    """Warn if the prefetched batches do not fit into the memory.
 
     Args:
-        dataset_opt: Completed options of the training set; one without ``gt_size`` is passed over.
-        gpus: That a batch is for.
+        dataset_opt: Completed options of the training set; one without ``gt_size`` is skipped.
+        gpus: Number of GPUs that a batch is for.
         workers: Loader processes.
     """
     sizes, memory = crop_sizes(dataset_opt), _memory()
@@ -181,7 +186,7 @@ def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: in
     )
     channels = 3 * (1 + 1 / dataset_opt.get('scale', 1) ** 2)
     batch = samples * size**2 * channels * (1 if dataset_opt.get('uint8_batch') else 4)
-    # Each worker has two made and makes one, of samples that it holds meanwhile.
+    # Each worker has two batches ready and builds one, of samples that it holds meanwhile.
     count = 4 * workers + dataset_opt.get('num_prefetch_queue', 1) + 1 if workers else 2
     if count * batch > memory:
         logger.warning(
@@ -193,7 +198,7 @@ def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: in
 
 
 def _memory() -> int | None:
-    """Memory in bytes that this process may use; None if the system does not say."""
+    """Memory in bytes that this process may use; None if the system does not report it."""
     limits = []
     with suppress(AttributeError, ValueError):  # not on Windows
         limits.append(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))
@@ -202,11 +207,11 @@ def _memory() -> int | None:
     return min(limits, default=None)
 
 
-def _copy(tensor: Tensor, pin_memory: bool, to_float: bool) -> Tensor:
+def copied(tensor: Tensor, pin_memory: bool = False, to_float: bool = False) -> Tensor:
     """A copy of a contiguous tensor, made only by the calling thread; of bytes, as floats.
 
-    Were it torch's, OpenMP would start threads of their own for the calling one, more than there
-    are cores, and from then on let all of its threads sleep where they wait for each other.
+    With torch's copy, OpenMP would start its own threads for the calling one, more than there
+    are cores, and from then on all of its threads would sleep while waiting for each other.
     """
     if to_float:
         copy = torch.empty_like(tensor, dtype=torch.float32, pin_memory=pin_memory)

@@ -13,7 +13,7 @@ from basicsr.utils.registry import DATASET_REGISTRY
 from . import build_dataset
 from .batch_memory import StoredSample, gives_stored
 
-# What belongs to the whole; the parts take all other options that they do not have themselves.
+# Options of the whole; parts inherit all others that they do not have themselves.
 _OWN_OPTIONS = ('type', 'name', 'parts', 'weights')
 
 
@@ -45,7 +45,7 @@ class ConcatDataset(Dataset):
             self.parts.append(build_dataset({**shared, 'name': name, **part}))
             if isinstance(self.parts[-1], IterableDataset):
                 raise UserError(
-                    f'parts: {part["type"]} is read from front to back, and cannot be mixed with '
+                    f'parts: {part["type"]} is read sequentially, and cannot be mixed with '
                     'others: give it a training set of its own.'
                 )
         self.gives_stored = all(map(gives_stored, self.parts))
@@ -56,17 +56,17 @@ class ConcatDataset(Dataset):
         self.counts = shares(self.lengths, self.lengths if weights is None else weights)
         self.ends = np.cumsum(self.counts)
 
-    def locate(self, index: int) -> tuple[int, int]:
+    def locate(self, index: int, rng: Any = random) -> tuple[int, int]:
         """The part that a sample is from, and its index there.
 
-        It is drawn where a part has not a sample for every place of its share.
+        The index is random if a part has fewer or more samples than its share.
         """
         part = int(np.searchsorted(self.ends, index, side='right'))
         place = index - int(self.ends[part] - self.counts[part])
         length, count = self.lengths[part], self.counts[part]
         if length == count:
             return part, place
-        return part, min(int((place + random.random()) * length / count), length - 1)
+        return part, min(int((place + rng.random()) * length / count), length - 1)
 
     def set_gt_size(self, gt_size: int) -> None:
         """Let all parts crop to ``gt_size`` from now on."""
@@ -74,18 +74,18 @@ class ConcatDataset(Dataset):
             part.set_gt_size(gt_size)
 
     def __getitem__(self, index: int) -> Any:
-        part, index = self._located(index)
+        part, index = self._located(index, random)
         return part[index]
 
-    def stored(self, index: int) -> StoredSample:
+    def stored(self, index: int, rng: Any = random) -> StoredSample:
         """The sample before its conversion, if all parts have such."""
-        part, index = self._located(index)
-        return part.stored(index)
+        part, index = self._located(index, rng)
+        return part.stored(index, rng)
 
-    def _located(self, index: int) -> tuple[Any, int]:
+    def _located(self, index: int, rng: Any) -> tuple[Any, int]:
         if not 0 <= index < len(self):
             raise IndexError(f'sample {index} of {len(self)}.')
-        part, index = self.locate(index)
+        part, index = self.locate(index, rng)
         return self.parts[part], index
 
     def __len__(self) -> int:

@@ -40,7 +40,7 @@ class EnlargedSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.total_size, generator=generator, dtype=number)
         share = order[self.rank :: self.num_replicas].clone()
-        del order  # the share of one rank among many is small
+        del order  # one rank's share of many is small
         for part in share.split(4096):
             yield from (part % len(self.dataset)).tolist()
 
@@ -52,20 +52,20 @@ class EnlargedSampler(Sampler[int]):
 
 
 class BatchStream(Sampler[list[tuple[int, ...]]]):
-    """Batches of (sample number, index) without end, straight across the epochs of a sampler.
+    """Endless batches of (sample number, index), continuing across the epochs of a sampler.
 
     The sample number is the position in the order that all ranks share, so the share of a rank
     is every ``num_replicas``-th number, and resuming needs one integer.
 
     Args:
         sampler: One rank's sampler; ``set_epoch`` is called if it has one. One with a ``stream``
-            (see ``samplers``) begins at once at any number; of others the first indices of an
-            epoch are taken and dropped.
+            (see ``samplers``) starts at any number without delay; of others the first indices of an
+            epoch are read and discarded.
         batch_size: Samples of a batch of this rank.
         num_replicas, rank: Number of ranks, and which this is.
-        start: Samples that all ranks together have seen already.
-        schedule: The size of each batch, in place of ``batch_size``, and of its crops; a batch is
-            then of (sample number, index, crop size). Without end, see ``progressive``.
+        start: Number of samples that all ranks together have already seen.
+        schedule: The size of each batch, instead of ``batch_size``, and of its crops; a batch is
+            then of (sample number, index, crop size). Endless, see ``progressive``.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from basicsr.utils.color_util import bgr2ycbcr
-from basicsr.utils.errors import UserError, image_error
+from basicsr.utils.errors import CheckError, UserError, image_error
 from basicsr.utils.file_client import FileClient, HardDiskBackend, LmdbBackend
 from basicsr.utils.image_header import remarks
 from basicsr.utils.img_util import imfrombytes, img2tensor
@@ -64,7 +64,7 @@ def text_lines(list_file: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no text in UTF-8, or empty.
+        ValueError: It is not UTF-8 text, or empty.
     """
     lines = [line for _, line in numbered_lines(list_file)]
     if not lines:
@@ -91,10 +91,10 @@ def check_inside(name: str, list_file: str | Path) -> str:
     Raises:
         ValueError: It is absolute, goes up (..), is empty or has control characters.
     """
-    path = PureWindowsPath(name)  # knows drives and both kinds of slash
+    path = PureWindowsPath(name)  # handles drives and both kinds of slash
     if not path.name or path.anchor or '..' in path.parts or printable(name) != name:
         raise UserError(
-            f'{list_file}: {name!r} is no name of an image below a folder: it must be relative, '
+            f'{list_file}: {name!r} is not an image name inside a folder: it must be relative, '
             'without .. and control characters.'
         )
     return name
@@ -103,7 +103,7 @@ def check_inside(name: str, list_file: str | Path) -> str:
 def check_template(filename_tmpl: Any) -> str:
     """``filename_tmpl``, if it is a text with one {}, where the base name goes.
 
-    Other fields would be looked up in Python's objects, or be as wide as they like.
+    Other fields could read attributes of Python objects, or have any width.
     """
     rest = filename_tmpl.replace('{}', '', 1) if isinstance(filename_tmpl, str) else '{'
     if rest == filename_tmpl or '{' in rest or '}' in rest:
@@ -197,7 +197,7 @@ def matching_names(
     """As ``paired_paths_from_folder``; returns the names of the inputs, and those of the GT."""
     lq_names, gt_names = (list_images(folder, recursive) for folder in folders)
     if filename_tmpl == '{}' and lq_names == gt_names and lq_names:
-        return gt_names, gt_names  # at once, as sets of millions have it
+        return gt_names, gt_names  # all at once, for sets of millions
     lq_of_stem = {os.path.splitext(name)[0]: name for name in lq_names}
     unused = set(lq_names)
     found, missing = ([], []), []
@@ -214,7 +214,7 @@ def matching_names(
         found[0].append(lq_name)
         found[1].append(gt_name)
     if missing or unused:
-        raise UserError(
+        raise CheckError(
             f'{keys[1]} and {keys[0]} images do not pair up: {folders[1]} has '
             f'{len(gt_names)}, {folders[0]} has {len(lq_names)}'
             + _first_of(f'; not in {folders[0]}: ', missing)
@@ -343,7 +343,7 @@ def decode_image(
     color: str | None = None,
     said: SaidOnce | set[str] | None = None,
 ) -> np.ndarray:
-    """An image out of the bytes of its file, as ``read_image`` gives it.
+    """Decode an image from the bytes of its file, as ``read_image`` does.
 
     Args:
         path: What to call it in messages.
@@ -430,7 +430,7 @@ def image_tensor(
         raise UserError(f'uint8_batch is for images of 8 bits, and one has {img.dtype}: unset it.')
     if color == 'y' or img.dtype != np.uint8:
         tensor = img2tensor(as_float(turn(img, orientation), color))
-    else:  # the same values, turned as bytes instead of floats
+    else:  # the same values, transposed as bytes instead of floats
         planes = turned_planes(img, orientation)
         if keep_uint8 and mean is None:
             return torch.from_numpy(planes)
@@ -471,7 +471,7 @@ def generate_frame_indices(
     reflection_circle 4 3 0 1 2; circle 3 4 0 1 2.
     """
     if num_frames % 2 == 0:
-        raise UserError(f'num_frames must be odd, got {num_frames}.')
+        raise CheckError(f'num_frames must be odd, got {num_frames}.')
     last, pad = max_frame_num - 1, num_frames // 2
     first_shown, last_shown = crt_idx - pad, crt_idx + pad
     before_and_after = {
@@ -481,7 +481,7 @@ def generate_frame_indices(
         'circle': (lambda i: i + num_frames, lambda i: i - num_frames),
     }
     if padding not in before_and_after:
-        raise UserError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
+        raise CheckError(f"padding is '{padding}'; choose from {', '.join(before_and_after)}.")
     before, after = before_and_after[padding]
     return [
         before(i) if i < 0 else after(i) if i > last else i
@@ -507,7 +507,7 @@ def duf_downsample(x: Tensor, kernel_size: int = 13, scale: int = 4) -> Tensor:
     """
     sigmas = {2: 0.8, 3: 1.2, 4: 1.6}
     if scale not in sigmas:
-        raise UserError(f'scale must be 2, 3 or 4, got {scale}.')
+        raise CheckError(f'scale must be 2, 3 or 4, got {scale}.')
     frames = x.flatten(0, -3).unsqueeze(1)
     pad = kernel_size // 2 + scale * 2
     kernel = torch.from_numpy(generate_gaussian_kernel(kernel_size, sigmas[scale])).to(x)

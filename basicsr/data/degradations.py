@@ -9,8 +9,8 @@ https://doi.org/10.1109/TCSVT.2020.2990623
 
 Kernels are arrays (k, k) in float64 that sum to 1. Images are arrays (h, w, c) or (h, w), BGR, or
 with ``_pt`` tensors (b, c, h, w), RGB; both floating, in [0, 1], with 3 or 1 channels. No function
-changes its inputs. Arrays are degraded by random numbers of ``random`` and ``numpy.random``,
-tensors by those of torch.
+changes its inputs. Random numbers come from ``random`` and ``numpy.random`` for arrays,
+from torch for tensors.
 """
 
 import math
@@ -281,7 +281,7 @@ def _draw(
         drawn['sig_y'] = _uniform(sigma_y_range)
         drawn['theta'] = _uniform(rotation_range)
     if beta_range is not None:
-        # Uniform over the whole range, exponents below 1 would hardly ever come.
+        # Drawn uniformly over the whole range, exponents below 1 would be rare.
         low, high = beta_range
         below = np.random.uniform() < 0.5
         drawn['beta'] = _uniform((low, 1) if below else (1, high))
@@ -303,17 +303,17 @@ def _uniform(bounds: Range) -> float:
 
 def _odd(kernel_size: int) -> int:
     if kernel_size % 2 == 0:
-        raise UserError(f'kernel_size is {kernel_size}; only odd kernels have a middle.')
+        raise UserError(f'kernel_size is {kernel_size}; only odd kernels have a centre.')
     return kernel_size
 
 
 def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) -> np.ndarray:
-    """The kernel of a round ideal low-pass, a 2-D sinc, which makes ringing and overshoot.
+    """The kernel of an ideal circular low-pass, a 2-D sinc, which causes ringing and overshoot.
 
     Args:
         cutoff: Highest frequency that passes, in radians per pixel, up to pi.
         kernel_size: Number of pixels k of a side, odd.
-        pad_to: Surround the kernel by zeros to this odd size; 0 leaves it unchanged.
+        pad_to: Zero-pad the kernel to this odd size, unless it is at least as large.
     """
     _, xx, yy = mesh_grid(_odd(kernel_size))
     radius = np.hypot(xx, yy)
@@ -322,11 +322,11 @@ def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) ->
     kernel = cutoff * special.j1(cutoff * radius) / (2 * np.pi * radius)
     kernel[middle, middle] = cutoff**2 / (4 * np.pi)  # the limit
     kernel = _normalized(kernel)
-    return pad_kernel(kernel, pad_to) if pad_to else kernel
+    return pad_kernel(kernel, pad_to) if pad_to > kernel_size else kernel
 
 
 def pad_kernel(kernel: np.ndarray, size: int) -> np.ndarray:
-    """Surround a kernel (k, k) with odd k by zeros, to (size, size)."""
+    """Zero-pad a kernel (k, k) with odd k to (size, size)."""
     pad, rest = divmod(size - kernel.shape[0], 2)
     if pad < 0 or rest:
         raise UserError(f'A kernel of shape {kernel.shape} cannot be padded evenly to {size}.')
@@ -556,7 +556,7 @@ def random_add_poisson_noise_pt(
     return _finished(img + noise, clip, rounds)
 
 
-# what both kinds of noise need
+# shared by both kinds of noise
 
 
 def _draw_noise(level_range: Range, gray_prob: float) -> tuple[float, bool]:
@@ -589,12 +589,12 @@ def _is_gray(img: np.ndarray) -> bool:
 
 
 def _to_channels(noise: np.ndarray, img: np.ndarray) -> np.ndarray:
-    """Noise (h, w), or already like the image, in the shape of the image."""
+    """Noise (h, w), or already in the shape of the image, in the shape of the image."""
     return noise if noise.shape == img.shape else np.repeat(noise[..., None], img.shape[2], axis=2)
 
 
 def _luma(img: Tensor) -> Tensor:
-    """(b, 1, h, w) of RGB images; gray ones are their own."""
+    """Luma (b, 1, h, w) of RGB images; gray images are returned as they are."""
     if img.shape[1] == 1:
         return img
     red, green, blue = img.split(1, 1)
@@ -611,7 +611,7 @@ def _gray_levels(rates: Tensor) -> Tensor:
 
 
 def _per_image(value: PerImage, img: Tensor) -> PerImage:
-    """A number, or a tensor (b,) in a shape that goes with images (b, c, h, w)."""
+    """A number, or a tensor (b,) in a shape that broadcasts with images (b, c, h, w)."""
     return value.to(img).view(-1, 1, 1, 1) if isinstance(value, Tensor) else value
 
 
@@ -626,11 +626,11 @@ def _count(gray_noise: PerImage, total: int) -> int:
 
 
 def add_jpg_compression(img: np.ndarray, quality: float = 90) -> np.ndarray:
-    """What JPEG compression leaves of an image, in float32.
+    """An image after JPEG compression and decompression, in float32.
 
     Args:
         img: Image in [0, 1]; values outside are clipped.
-        quality: From 0 to 100; OpenCV takes whole numbers, so a fraction is cut off.
+        quality: From 0 to 100; OpenCV takes integers, so a fraction is truncated.
     """
     if not 0 <= quality <= 100:
         raise UserError(f'The JPEG quality is {quality}; it must be from 0 to 100.')

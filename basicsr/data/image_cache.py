@@ -1,10 +1,10 @@
 """Cache of decoded images: raw pixels in a memory-mapped file, so each image is decoded once.
 
-A cache is a folder with two files: ``pixels.bin`` holds images one after the other, each behind a
-header that says what it is, plane by plane as tensors have them; ``offsets.bin`` says where in it
-each image of the list starts, 0 for those not there yet. Images are added when they are first read.
-An offset is written after its pixels, so a process killed at any moment leaves nothing behind that
-is served; two processes that add the same image at once add it twice, and either copy is right.
+A cache is a folder with two files: ``pixels.bin`` holds images in sequence, each preceded by a
+header that describes it, plane by plane as in tensors; ``offsets.bin`` holds the position at which
+each image of the list starts, 0 for those not yet added. Images are added when they are first read.
+An offset is written after its pixels, so a process killed at any moment leaves no partial image
+to be read; two processes that add the same image at once add it twice, and either copy is valid.
 (After a power cut, clear it.)
 """
 
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 # magic, number of the image, size and time of its source, height, width, channels, bytes a value
 _HEADER = struct.Struct('<8sQqqIIII')
 _MAGIC = b'basicsr2'
-# Of the pixels, and how files are decoded: others would need another folder.
+# Of the pixels, and how files are decoded; a change of either needs another folder.
 _LAYOUT = 'planes as stored'
 _ALIGN = 64  # of headers and pixels
 _FILES = ('offsets.bin', 'pixels.bin', 'about.json', 'lock')
-_NO_FOLDERS = ('', 'on', 'none', 'true', 'false', 'yes', 'no')  # nobody means these as such
-_KEEP_DAYS = 30  # that a cache of ``auto`` stays after its last use
+_NO_FOLDERS = ('', 'on', 'none', 'true', 'false', 'yes', 'no')  # probably not meant as folders
+_KEEP_DAYS = 30  # a cache of ``auto`` is removed so long after its last use
 
 
 def default_root() -> Path:
@@ -53,7 +53,7 @@ def default_root() -> Path:
     folder = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     if folder.startswith('~'):
         raise FileNotFoundError(
-            'there is no home folder: set HOME, or XDG_CACHE_HOME for caches alone.'
+            'there is no home folder: set HOME, or XDG_CACHE_HOME for caches only.'
         )
     return Path(folder) / 'basicsr' / 'images'
 
@@ -64,9 +64,9 @@ def open_cache(
     """The cache that the option ``cache`` of a dataset asks for, unless it is 'off'.
 
     Args:
-        option: 'auto': in the user's cache folder, as long as it takes at most half of the disk's
-            free space, until it is unused for 30 days, and not at all if that folder cannot be
-            written; otherwise a folder.
+        option: 'auto' or 'device': in the user's cache folder, as long as it takes at most half of
+            the disk's free space, until it is unused for 30 days, and not at all if that folder
+            cannot be written; otherwise a folder.
         sources: Names of the images.
         kind: How they are decoded.
         what: The images, for the log.
@@ -74,7 +74,7 @@ def open_cache(
     """
     if isinstance(option, str) and option.lower() in _NO_FOLDERS:
         raise UserError(f"cache is '{option}'; it must be auto, off, or a folder.")
-    automatic = option in ('auto', True)
+    automatic = option in ('auto', 'device', True)
     try:
         if automatic:
             freed = clear_caches(default_root(), unused_for=_KEEP_DAYS)
@@ -86,7 +86,7 @@ def open_cache(
         try:
             cache = ImageCache(root, sources, kind, share, location)
             about = str(cache)
-        except FileNotFoundError:  # it has been cleared meanwhile
+        except FileNotFoundError:  # cleared in the meantime
             cache = ImageCache(root, sources, kind, share, location)
             about = str(cache)
     except (OSError, NotImplementedError) as error:  # such as a file system without locks
@@ -130,7 +130,7 @@ class ImageCache:
 
     @property
     def decoded(self) -> int:
-        """How many of the images are there; none if the cache has been cleared."""
+        """How many of the images are cached; none if the cache has been cleared."""
         try:
             return int(np.count_nonzero(np.fromfile(self.folder / 'offsets.bin', np.uint64)))
         except FileNotFoundError:
@@ -142,12 +142,12 @@ class ImageCache:
         return f'{self.decoded} of {self.count} images are decoded in {self.folder} ({size}{limit})'
 
     def _prepare(self, first: str, kind: str) -> None:
-        # For oneself unless it was named: whoever writes here decides what networks see.
+        # Private unless it was named: whoever can write here controls what networks see.
         self.folder.mkdir(mode=0o777 if self.share is None else 0o700, parents=True, exist_ok=True)
         if self.share is not None and _belongs_to_others(self.folder):
             raise PermissionError(f'{self.folder} belongs to another user.')
         with self._exclusive():
-            remove_stale_temporaries(self.folder)  # whoever writes one holds the lock
+            remove_stale_temporaries(self.folder)  # every writer holds the lock
             about = {'kind': kind, 'images': self.count, 'first': first}
             with atomic_path(self.folder / 'about.json', durable=False) as temporary:
                 temporary.write_text(json.dumps(about), encoding='utf-8')
@@ -162,11 +162,11 @@ class ImageCache:
                     file.write(_MAGIC.ljust(_ALIGN, b'\0'))
 
     def get(self, index: int, stamp: Stamp) -> np.ndarray | None:
-        """The image as a read-only view (h, w, c) of the file, or None if it is not there.
+        """The image as a read-only view (h, w, c) of the file, or None if it is not cached.
 
         Args:
-            stamp: Size and modification time of the source now; another one than that of the
-                decoded image means that it has changed.
+            stamp: Size and modification time of the source now; if they differ from those of the
+                decoded image, it has changed.
         """
         try:
             if not self._open:
@@ -191,8 +191,13 @@ class ImageCache:
         planes = np.ndarray((channels, height, width), dtype, self._pixels, start)
         return planes.transpose(1, 2, 0)
 
+    def pixels(self) -> np.ndarray:
+        """The file of the pixels as bytes: the map that images of ``get`` are views of."""
+        self._map()
+        return np.frombuffer(self._pixels, np.uint8)
+
     def put(self, index: int, stamp: Stamp, img: np.ndarray) -> None:
-        """Add an image (h, w, c); skipped if there is no space or it has not 8 or 16 bits."""
+        """Add an image (h, w, c); skipped if there is no space or it is not of 8 or 16 bits."""
         if self._full or img.dtype not in (np.uint8, np.uint16):
             return
         header = _HEADER.pack(_MAGIC, index, *stamp, *img.shape, img.itemsize).ljust(_ALIGN, b'\0')
@@ -227,7 +232,7 @@ class ImageCache:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keep other processes from writing meanwhile: one would overwrite what another appends."""
+        """Keep other processes from writing: one would overwrite what another appends."""
         with locked(self.folder / 'lock') as is_alone:
             if not is_alone:
                 raise OSError(errno.ENOLCK, f'the file system of {self.folder} has no locks')
@@ -239,7 +244,7 @@ class ImageCache:
         free = shutil.disk_usage(self.folder).free
         if size + more <= self.share * (size + free):
             return True
-        self._stop(f'it has {sizeof_fmt(size)}, and the disk only {sizeof_fmt(free)} left')
+        self._stop(f'it has {sizeof_fmt(size)}, and the disk has only {sizeof_fmt(free)} left')
         return False
 
     def _stop(self, reason: str) -> None:
@@ -256,13 +261,13 @@ class ImageCache:
 
     def _map(self) -> None:
         offsets = np.memmap(self.folder / 'offsets.bin', np.uint64, 'r+', shape=self.count)
-        self._offsets = offsets.data  # quicker by the item
+        self._offsets = offsets.data  # faster item by item
         with (self.folder / 'pixels.bin').open('rb') as file:
             self._pixels = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._open = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker process that starts afresh maps the files itself."""
+        """A spawned worker process maps the files itself."""
         state = self.__dict__.copy()
         state.pop('_offsets', None)
         state.pop('_pixels', None)
@@ -277,7 +282,7 @@ def _belongs_to_others(folder: Path) -> bool:
 
 
 def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """What caches there are: folder, size in bytes, number of images, first source."""
+    """The existing caches: folder, size in bytes, number of images, first source."""
     root = Path(root).expanduser() if root else default_root()
     found = []
     for pixels in sorted(root.glob('*/pixels.bin')):

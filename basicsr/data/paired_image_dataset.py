@@ -1,7 +1,9 @@
 """Dataset of paired low-quality (LQ) and ground-truth (GT) images."""
 
 import logging
+import random
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -47,7 +49,7 @@ class PairedImages:
             self.pad_small = opt.get('pad_small', False)
             self.uint8_batch = opt.get('uint8_batch', False)
             if self.uint8_batch and (self.color == 'y' or self.mean is not None):
-                raise UserError('uint8_batch: luma and normalised images are no bytes; unset it.')
+                raise UserError('uint8_batch: luma and normalised images are not 8-bit; unset it.')
         self._said = SaidOnce()
 
     def set_gt_size(self, gt_size: int) -> None:
@@ -62,10 +64,10 @@ class PairedImages:
         self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
     ) -> dict[str, Tensor | str]:
         """The sample of two images (h, w, c), and their paths ``lq_path`` and ``gt_path``."""
-        return self._stored_sample(gt, lq, pair).tensors()
+        return self._stored_sample(gt, lq, pair, random).tensors()
 
     def _stored_sample(
-        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]
+        self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str], rng: Any
     ) -> StoredSample:
         orientation = UPRIGHT
         if self.phase == 'train':
@@ -73,23 +75,23 @@ class PairedImages:
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
-                # Said now, when the image is first seen, not in a later stage, after days.
+                # Reported when the image is first read, not in a later stage, after days.
                 raise image_error(
                     pair['gt_path'],
                     f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
                     f'{self._largest_gt_size} of datasets.train.progressive: {pair["gt_path"]}. '
                     'Lower gt_size, pad the image (pad_small) or remove it.',
                 )
-            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'])
-            orientation = draw_orientation(self.use_hflip, self.use_rot)
+            gt, lq = paired_random_crop(gt, lq, self.gt_size, self.scale, pair['gt_path'], rng)
+            orientation = draw_orientation(self.use_hflip, self.use_rot, rng)
         else:
             gt = self._cut(gt, lq, pair)
-        # Only now: a crop is cheaper to convert than the image.
+        # Only now, because a crop is cheaper to convert than the image.
         how = self.color, self.mean, self.std, self.uint8_batch, orientation
         return StoredSample({'lq': lq, 'gt': gt}, how, pair)
 
     def _cut(self, gt: np.ndarray, lq: np.ndarray, pair: Mapping[str, str]) -> np.ndarray:
-        """GT without the rows and columns that did not make a whole LQ pixel."""
+        """GT without the rows and columns that do not make a whole LQ pixel."""
         height, width = lq.shape[0] * self.scale, lq.shape[1] * self.scale
         excess = gt.shape[0] - height, gt.shape[1] - width
         if not all(0 <= e < self.scale for e in excess):
@@ -154,7 +156,8 @@ class PairedImageDataset(PairedImages, Dataset):
         self.paths = self._without_excluded(self._find_pairs(opt), opt)
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
-        self.file_client = self._open(dict(opt.get('io_backend') or {'type': 'disk'}))
+        self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
+        self.file_client = self._open(dict(self.io_backend_opt))
         self._read_gt, self._read_lq = self._readers(opt)
         self._warn_of_equal_folders()
 
@@ -223,12 +226,16 @@ class PairedImageDataset(PairedImages, Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
         return self.stored(index).tensors()
 
-    def stored(self, index: int) -> StoredSample:
-        """The sample before its conversion; of random generators, only ``random`` is used."""
+    def stored(self, index: int, rng: Any = random) -> StoredSample:
+        """The sample before its conversion.
+
+        Args:
+            rng: Of all random decisions: the module ``random``, or a ``random.Random``.
+        """
         pair = self.paths[index]
         gt = self._read_gt(index, pair['gt_path'])
         lq = self._read_lq(index, pair['lq_path'])
-        return self._stored_sample(gt, lq, pair)
+        return self._stored_sample(gt, lq, pair, rng)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -22,7 +22,7 @@ from basicsr.utils.text import some
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
 
-# Memory is taken at once for a file in a shard, and for what goes before it, such as a long name.
+# Memory is allocated at once for a file in a shard, and for what precedes it, such as a long name.
 _MOST_BYTES, _MOST_BYTES_BEFORE = 2**29, 2**20
 _BEFORE_A_FILE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -48,7 +48,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
             * ``shards``: a file, a pattern such as ``folder/*.tar``, an https address, or a list;
               ``{000..099}`` in a name stands for a hundred of them;
             * ``num_samples``: pairs in all of them; needed with addresses, else counted;
-            * ``shuffle_buffer``: pairs, undecoded, of which the next one is drawn; default 100;
+            * ``shuffle_buffer``: pairs, undecoded, from which the next one is drawn; default 100;
             * ``shuffle_seed``: default 0; and of PairedImageDataset ``scale``, ``gt_size``,
               ``use_hflip``, ``use_rot``, ``pad_small``, ``color``, ``mean``, ``std``,
               ``uint8_batch``.
@@ -141,7 +141,7 @@ def find_shards(shards: str | list[str]) -> list[str]:
         ValueError: An address is not https; commands, which WebDataset would run, are none.
     """
     try:
-        from braceexpand import braceexpand  # WebDataset brings it along
+        from braceexpand import braceexpand  # a dependency of WebDataset
     except ImportError as error:
         raise MissingPackageError("PairedTarDataset needs: pip install 'basicsr[tar]'") from error
     found: list[str] = []
@@ -181,7 +181,7 @@ def _read(shards: list[str]) -> Iterable[dict[str, Any]]:
     """The files of each pair: their contents by suffix, the common ``__key__``, the ``__url__``."""
     from webdataset.tariterators import group_by_keys, url_opener
 
-    # Neither ranks nor workers share the shards out: the loader does, by the sample.
+    # Shards are not split over ranks or workers: the loader splits the samples.
     opened = url_opener({'url': shard} for shard in shards)
     try:
         for shard in opened:  # one by one, since the keys of two may be the same
@@ -221,7 +221,7 @@ def _files_of(tar: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
 class _Header(tarfile.TarInfo):
     """A header, refused where its long name or its attributes would take much memory.
 
-    A damaged one is an error: as such tarfile takes it for the end of the shard.
+    A damaged one is an error; tarfile would take it for the end of the shard.
     """
 
     @classmethod

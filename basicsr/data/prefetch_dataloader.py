@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 class PrefetchGenerator(threading.Thread):
     """A thread that keeps the next items of an iterable ready.
 
-    What the iterable raises is raised in its place among the items.
+    An error of the iterable is raised in order, after the items before it.
 
     Args:
         generator: Any iterable.
         num_prefetch_queue: Items kept ready.
-        what: Who makes what, for the log.
+        what: What produces what, for the log.
 
     Attributes:
-        patience: Seconds of waiting for an item after which the log says so.
+        patience: Seconds of waiting for an item before a warning is logged.
     """
 
     patience = 30.0
@@ -48,7 +48,7 @@ class PrefetchGenerator(threading.Thread):
                 if self._stopped.is_set():
                     return
             self._put((None, StopIteration()))
-        except BaseException as error:  # handed over: the consumer raises it
+        except BaseException as error:  # passed on: the consumer raises it
             self._put((None, error))
 
     def __next__(self) -> Any:
@@ -62,10 +62,10 @@ class PrefetchGenerator(threading.Thread):
         return self
 
     def stop(self) -> None:
-        """End the thread, whatever is left of the iterable."""
+        """Stop the thread, even if the iterable is not exhausted."""
         self._stopped.set()
         self.join()
-        # The last reference to a loader's iterator goes, and with it its worker processes.
+        # This drops the last reference to a loader's iterator, and so ends its worker processes.
         self.generator = ()
 
     def _get(self) -> tuple:
@@ -75,7 +75,7 @@ class PrefetchGenerator(threading.Thread):
                 return self._queue.get(timeout=wait)
             except queue.Empty:
                 waited += wait
-                wait = waited  # said half as often each time
+                wait = waited  # half as often each time
                 logger.info('Still waiting for data after %g s: %s.', waited, self.what)
 
     def _put(self, entry: tuple) -> None:
@@ -104,7 +104,7 @@ class PrefetchDataLoader(DataLoader):
 
     def __iter__(self) -> Iterator:  # pyright: ignore[reportIncompatibleMethodOverride]
         batches: Iterator = super().__iter__()
-        workers = getattr(batches, '_workers', ())  # processes that torch has no public name for
+        workers = getattr(batches, '_workers', ())  # torch has no public name for them
         if isinstance(self.collate_fn, BatchMemory):
             # Without a GPU there is no such memory, and the option has no effect.
             pin_memory = self.pin_memory and torch.cuda.is_available()
@@ -205,7 +205,7 @@ def images_to_float(batch: dict[str, Any]) -> dict[str, Any]:
         if key in ('lq', 'gt') and value.dtype == torch.uint8
     }
     for image in images.values():
-        # By a number, a GPU would multiply with its rounded inverse: other values than on the CPU.
+        # By a plain number, a GPU would multiply by its rounded inverse: values unlike the CPU's.
         image.div_(torch.full((), 255.0, device=image.device))
     return batch | images
 

@@ -45,7 +45,7 @@ class Schedule:
     Args:
         dataset_opt: Options of the training set.
         seed: Of the choice among the sizes of a stage.
-        gpus: That share a batch.
+        gpus: Number of GPUs that share a batch.
         start_iter: Iterations before the first of those that are given when it is iterated over.
 
     Raises:
@@ -70,7 +70,7 @@ class Schedule:
         return self.stage(iteration).batch_size * self.gpus
 
     def gt_size(self, iteration: int) -> int:
-        """Side of the GT crops of an iteration, for a training with ``progressive``."""
+        """Side of the GT crops of an iteration, in training with ``progressive``."""
         sizes = self.stage(iteration).sizes
         return sizes[mix(self.seed, iteration) % len(sizes)]
 
@@ -83,7 +83,7 @@ class Schedule:
         )
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The batch and crop sizes of a training with ``progressive``, without end."""
+        """The batch and crop sizes of a training with ``progressive``, endlessly."""
         for iteration in itertools.count(self.start_iter + 1):
             yield self.batch_size(iteration), self.gt_size(iteration)
 
@@ -93,7 +93,7 @@ class Schedule:
         if isinstance(dataset, IterableDataset):
             raise UserError(
                 f'{where}: {type(dataset).__name__} is an IterableDataset, whose samples are not '
-                'asked for one by one, and so have no crop size: leave it out.'
+                'requested one by one, and so have no crop size: leave it out.'
             )
         for size in dict.fromkeys(size for stage in self.stages for size in stage.sizes):
             try:

@@ -29,6 +29,7 @@ from .data_util import (
 )
 from .exclusion import kept_images
 from .second_order import (
+    KERNEL_OPTIONS,
     Recipe,
     check_options,
     draw_kernels,
@@ -91,9 +92,12 @@ class RealESRGANDataset(Dataset):
         if self.degrade_on not in ('device', 'worker'):
             raise UserError(f"degrade_on is '{self.degrade_on}'; choose 'device' or 'worker'.")
         self._sharpen = USMSharp()
+        # Attributes, which subclasses read and change.
+        vars(self).update({name: opt[name] for name in KERNEL_OPTIONS if name in opt})
         check_options(opt, 'kernels', *(['recipes'] if self.degrade_on == 'worker' else []))
 
-        backend: dict[str, Any] = dict(opt.get('io_backend') or {'type': 'disk'})
+        self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
+        backend: dict[str, Any] = dict(self.io_backend_opt)
         if backend['type'] == 'lmdb':
             backend.update(db_paths=[self.gt_folder], client_keys=['gt'])
             folders, roots = [self.gt_folder], [paths_from_lmdb(self.gt_folder)]
@@ -143,16 +147,16 @@ class RealESRGANDataset(Dataset):
 
     def draw(self) -> tuple[list[Tensor], Recipe]:
         """Draw the kernels of a sample, float32 tensors (k, k), and its recipe."""
-        *kernels, drawn = draw_kernels(self.opt)
+        *kernels, drawn = draw_kernels(vars(self))
         recipe: Recipe = {'seed': draw_seed(), **drawn}
-        if self._is_progressive:  # tells the model, if that makes the patches
+        if self._is_progressive:  # for the model, if it makes the patches
             recipe['gt_size'] = self.gt_size
         if self.degrade_on == 'worker':
             recipe |= draw_recipe(self.opt, recipe['seed'])
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        kernels, recipe = self.draw()  # first: under a sample's seed it then gives that sample's
+        kernels, recipe = self.draw()  # first, so that it follows from the sample's seed alone
         index = int(self._first[index] + random.random() * self._share[index])
         path = self.paths[index]
         gt = self._crop(self._read(index, path))

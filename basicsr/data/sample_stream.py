@@ -57,8 +57,8 @@ class SampleStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         number, first_epoch = self._skip()
-        due: list[int] = []  # samples that wait for an item that can be used
-        failed = 0  # items in a row that could not
+        due: list[int] = []  # samples that wait for a readable item
+        failed = 0  # unreadable items in a row
         for epoch in itertools.count(first_epoch):
             if hasattr(self.dataset, 'set_epoch'):
                 self.dataset.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
@@ -88,14 +88,14 @@ class SampleStream(IterableDataset):
                     yield made
                 number += 1
             if number == first:
-                raise UserError('the training set is empty: its iterator gives nothing.')
+                raise UserError('the training set is empty: its iterator yields nothing.')
             if self.start is None:
                 return
 
     def _make(self, item: Any, number: int) -> Any:
         if not callable(item):
             return item
-        with self._randomness(number):  # reading it may have drawn numbers
+        with self._randomness(number):  # reading it may have drawn random numbers
             return item()
 
     def _skip(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from basicsr.utils.rng import mix, mix_array
 
 from .data_sampler import EnlargedSampler
 
-_LARGEST_BLOCK = 1024  # indices that are computed at once
+_LARGEST_BLOCK = 1024  # indices computed at once
 
 
 def build_sampler(
@@ -41,7 +41,7 @@ def build_sampler(
         sampler_class, options['ratio'] = EnlargedSampler, ratio
     elif ratio != 1:
         raise UserError(
-            f'datasets.train.dataset_enlarge_ratio {ratio} belongs to the sampler enlarged: leave '
+            f'datasets.train.dataset_enlarge_ratio {ratio} is only for the sampler enlarged: leave '
             f'it out with {name}, whose epochs have no such length.'
         )
     elif ':' in name:
@@ -72,7 +72,7 @@ class NumberedOrder(Sampler[int]):
     Args:
         dataset: Anything with a length.
         num_replicas, rank: Number of ranks, and which this is.
-        seed: Another order for each seed.
+        seed: Determines the order.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int = 1, rank: int = 0, seed: int = 0):
@@ -88,8 +88,8 @@ class NumberedOrder(Sampler[int]):
         raise NotImplementedError(f'{type(self).__name__} defines no indices.')
 
     def stream(self, number: int, step: int) -> Iterator[int]:
-        """Indices of the samples ``number``, ``number + step``, …, without end."""
-        block = 16  # the first ones are there at once
+        """Indices of the samples ``number``, ``number + step``, …, endlessly."""
+        block = 16  # so the first ones come without delay
         while True:
             numbers = number + step * np.arange(block, dtype=np.int64)
             epochs, places = np.divmod(numbers, self.total_size)
@@ -107,19 +107,19 @@ class NumberedOrder(Sampler[int]):
         return -(-self.total_size // self.num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on with another pass."""
+        """Continue with pass ``epoch``."""
         self.passes = epoch
 
 
 class SequentialOrder(NumberedOrder):
-    """The set from its first to its last sample, again and again."""
+    """The set from its first to its last sample, repeated."""
 
     def indices(self, epoch: int, places: np.ndarray) -> np.ndarray:
         return places
 
 
 class RandomOrder(NumberedOrder):
-    """Every sample once an epoch, shuffled anew for each: eight bytes of memory a sample."""
+    """Every sample once per epoch, reshuffled each time: eight bytes of memory per sample."""
 
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
@@ -135,11 +135,11 @@ class RandomOrder(NumberedOrder):
 
 
 class SubsetRandomOrder(RandomOrder):
-    """A part of the set, shuffled anew for each epoch.
+    """A subset, reshuffled for each epoch.
 
     Args:
-        indices: The part: a list, or a file with an index a line (or a ``.npy`` array).
-        fraction: In place of ``indices``: the share of the set; which samples, ``seed`` decides.
+        indices: The subset: a list, or a file with one index per line (or a ``.npy`` array).
+        fraction: Instead of ``indices``: the share of the set; ``seed`` selects the samples.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class SubsetRandomOrder(RandomOrder):
                 raise UserError('an index must be a whole number.')
         if len(self.subset) and not 0 <= self.subset.min() <= self.subset.max() < len(dataset):
             raise UserError(
-                f'an index must be from 0 to {len(dataset) - 1}; there are ones from '
+                f'an index must be from 0 to {len(dataset) - 1}; they range from '
                 f'{self.subset.min()} to {self.subset.max()}.'
             )
         self.total_size = len(self.subset)
@@ -176,7 +176,7 @@ class SubsetRandomOrder(RandomOrder):
 
 
 class WeightedRandomOrder(RandomOrder):
-    """Samples drawn with a weight each.
+    """Samples drawn with individual weights.
 
     Args:
         weights: One for each sample, in any unit: a list, or a file with one a line (or a ``.npy``
@@ -218,7 +218,7 @@ class WeightedRandomOrder(RandomOrder):
         if not self.replacement:
             return super().indices(epoch, places)
         draws = _uniform(places, mix(self.seed, epoch)) * self._bounds[-1]
-        # The last sample with a weight ends where the sum does: rounding cannot go beyond it.
+        # The last sample with a weight ends at the sum: rounding cannot go beyond it.
         last = np.flatnonzero(self.weights)[-1]
         return np.minimum(np.searchsorted(self._bounds, draws, side='right'), last)
 
@@ -230,7 +230,7 @@ class WeightedRandomOrder(RandomOrder):
 
 
 class StreamedOrder(NumberedOrder):
-    """Every sample once an epoch, in a pseudo-random order that needs no memory at any size."""
+    """Every sample once per epoch, in a pseudo-random order that needs no memory at any size."""
 
     def indices(self, epoch: int, places: np.ndarray) -> np.ndarray:
         return permuted(places, self.total_size, mix(self.seed, epoch))
@@ -246,7 +246,7 @@ ORDERS = {
 
 
 def permuted(places: np.ndarray, count: int, seed: int, rounds: int = 12) -> np.ndarray:
-    """The numbers at some places of a pseudo-random permutation of ``range(count)``.
+    """The elements at given positions of a pseudo-random permutation of ``range(count)``.
 
     A Feistel network permutes the numbers of as many bits as ``count`` has; one that leaves the
     range is permuted again until it is back (Black and Rogaway, Ciphers with Arbitrary Finite
@@ -256,7 +256,7 @@ def permuted(places: np.ndarray, count: int, seed: int, rounds: int = 12) -> np.
         places: int64, each in ``range(count)``.
         count: Length of the permutation, below 2 ** 62.
         seed: Which permutation.
-        rounds: Of the network; few would show in permutations of few numbers.
+        rounds: Of the network; with few, small permutations would not look random.
     """
     bits = max((count - 1).bit_length(), 2)
     low, high = bits // 2, bits - bits // 2
@@ -278,12 +278,12 @@ def _feistel(values: np.ndarray, low: int, high: int, keys: list[int]) -> np.nda
 
 
 def _uniform(places: np.ndarray, seed: int) -> np.ndarray:
-    """A number in [0, 1) for each place."""
+    """A pseudo-random number in [0, 1) for each position."""
     return (mix_array(places.astype(np.uint64), seed) >> np.uint64(11)) * 2.0**-53
 
 
 def _numbers(source: Sequence[float] | str | None) -> np.ndarray:
-    """The numbers of a list, or of a file: one a line, or a .npy array."""
+    """The numbers of a list, or of a file: one per line, or a .npy array."""
     if not isinstance(source, str):
         return np.asarray(source)
     path = Path(source).expanduser()
@@ -292,4 +292,4 @@ def _numbers(source: Sequence[float] | str | None) -> np.ndarray:
             return np.load(path, allow_pickle=False).ravel()
         return np.loadtxt(path, ndmin=1)
     except (ValueError, EOFError) as error:
-        raise UserError(f'{path} holds no numbers, one a line or as .npy: {error}') from error
+        raise UserError(f'{path} holds no numbers, one per line or as .npy: {error}') from error

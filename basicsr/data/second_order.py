@@ -37,13 +37,25 @@ Recipe = dict[str, Any]
 STAGES = ('', '2')  # how the names of options and of recipe entries end
 RESIZE_MODES = ('area', 'bilinear', 'bicubic')
 SMALLEST_KERNEL, PADDED_KERNEL = 7, 21
+KERNEL_OPTIONS = (
+    *(
+        f'{name}{stage}'
+        for name in (
+            *('blur_kernel_size', 'kernel_list', 'kernel_prob', 'sinc_prob', 'blur_sigma'),
+            *('betag_range', 'betap_range'),
+        )
+        for stage in STAGES
+    ),
+    'final_sinc_prob',
+)
+
 KERNEL_KINDS = [
     f'{family}{shape}' for family in ('', 'generalized_', 'plateau_') for shape in ('iso', 'aniso')
 ]
 
 
 def check_options(opt: dict, *parts: str) -> None:
-    """Refuse options that drawing would stumble over, be it after a thousand samples.
+    """Refuse options that would make drawing fail, possibly only after many samples.
 
     Args:
         opt: As of ``draw_kernels`` and ``draw_recipe``.
@@ -51,7 +63,7 @@ def check_options(opt: dict, *parts: str) -> None:
 
     Raises:
         KeyError: An option is missing.
-        ValueError: An option cannot be; it is named.
+        ValueError: The value of an option is invalid; the message names it.
     """
     for stage in STAGES:
         if 'kernels' in parts:
@@ -158,7 +170,7 @@ def _draw_blur(opt: dict, stage: str) -> tuple[np.ndarray, dict]:
     largest = opt.get(f'blur_kernel_size{stage}', PADDED_KERNEL)
     size = _draw_size(largest)
     if np.random.uniform() < opt[f'sinc_prob{stage}']:
-        # The lower the cutoff, the longer the ripples: small kernels have no room for them.
+        # The lower the cutoff, the longer the ripples: they do not fit into small kernels.
         kernel, drawn = _draw_sinc(size, math.pi / 3 if size < 13 else math.pi / 5)
     else:
         sigma_range = opt[f'blur_sigma{stage}']
@@ -203,7 +215,7 @@ def draw_recipes(
         count: Number of samples.
         seeds: One for each; default: drawn from ``random``.
         shared: All samples are resized alike, get the same kind of noise, and take the same
-            branches, those of the first: upstream's way. Else each has its own.
+            branches, those of the first, as upstream does. Else each has its own.
     """
     seeds = [draw_seed() for _ in range(count)] if seeds is None else seeds
     if len(seeds) != count:
@@ -213,7 +225,7 @@ def draw_recipes(
 
 
 def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = None) -> Recipe:
-    """Everything that ``degrade`` has to know of a sample but the kernels.
+    """Everything that ``degrade`` needs for a sample except the kernels.
 
     Args:
         opt: Names below, each also ending in 2 for the second time, but ``second_blur_prob``.
@@ -226,8 +238,8 @@ def draw_recipe(opt: dict, seed: int | None = None, branches: Recipe | None = No
             * ``gray_noise_prob``: probability of noise that is the same in all channels.
             * ``jpeg_range``: lowest and highest quality.
             * ``second_blur_prob``: probability of the second blur.
-        seed: The recipe follows from it, the noise itself too; default: drawn from ``random``.
-        branches: Entries of another recipe that replace the same of this one.
+        seed: Determines the recipe and the noise itself; default: drawn from ``random``.
+        branches: Entries of another recipe, which replace those of this one.
 
     Returns:
         Plain numbers and strings by name.
@@ -294,7 +306,7 @@ def make_pairs(
     target = source if sharpened else gt
     room = [length - size // scale + 1 for length in lq.shape[-2:]]
     if min(room) < 1:
-        raise UserError(f'gt_size {size} is more than the {gt.shape[-2]}x{gt.shape[-1]} there are.')
+        raise UserError(f'gt_size {size} is more than the {gt.shape[-2]}x{gt.shape[-1]} of GT.')
     lqs, gts = [], []
     for i, recipe in enumerate(recipes):
         top, left = (int(u * n) for u, n in zip(recipe['crop'], room, strict=True))
@@ -318,11 +330,11 @@ def degrade(
 ) -> Tensor:
     """Make low-quality images by the second-order degradation.
 
-    On the CPU an image gets the same bits alone or in any batch.
+    On the CPU the result for an image is bit-identical in any batch.
 
     Args:
         gt: (b, 3, h, w) or (b, 1, h, w), in [0, 1], with h and w multiples of ``scale``. Sharpened
-            beforehand if that is wanted.
+            beforehand if desired.
         kernels1: Of the first blur, (b, k, k).
         kernels2: Of the second blur, which not all recipes have, (b, k, k).
         sinc_kernels: Of the last filter, (b, k, k).
@@ -336,7 +348,7 @@ def degrade(
     if len(recipes) != b:
         raise UserError(f'{len(recipes)} recipes are given for {b} images; each needs one.')
     if h % scale or w % scale:
-        raise UserError(f'gt {h}x{w} (height x width) is no multiple of scale {scale}: crop it.')
+        raise UserError(f'gt {h}x{w} (height x width) is not a multiple of scale {scale}: crop it.')
     lq_size = h // scale, w // scale
     generators = [torch.Generator(gt.device).manual_seed(recipe['seed']) for recipe in recipes]
     jpeg_last = [recipe['jpeg_last'] for recipe in recipes]
@@ -360,7 +372,7 @@ def _resize_and_add_noise(
     size: tuple[int, int],
     generators: Sequence[torch.Generator],
 ) -> list[Tensor]:
-    """Bring the images to the recipes' factors of ``size``, and add noise to each."""
+    """Resize the images to the recipes' factors of ``size``, and add noise to each."""
     targets = []
     for recipe in recipes:
         factor = recipe[f'resize_factor{stage}']
@@ -409,16 +421,16 @@ def _compress(
 
 
 def compile_jpeg(device: torch.device) -> None:
-    """Have the JPEG compression on a device compiled, for all batches and models to come.
+    """Compile the JPEG compression on a device, for all later batches and models.
 
-    The other steps are left as they are: blurs are Fourier transforms, resizing has its kernels.
+    The other steps are not compiled: blurs are Fourier transforms, resizing has its own kernels.
     """
     _jpeg(device).compile()
 
 
 @functools.cache
 def _jpeg(device: torch.device) -> DiffJPEG:
-    """Its tables are constants: they need to reach a device only once."""
+    """Cached, so that its constant tables are copied to a device only once."""
     return DiffJPEG(differentiable=False).to(device)
 
 
@@ -429,7 +441,7 @@ def _in_groups(
 ) -> list[Tensor]:
     """Images (1, c, h, w) after ``step(batch, indices)``; those with a false key stay.
 
-    Images of one size and one key are a batch. On the CPU each is its own, for the bits of a
+    Images of one size and one key form a batch. On the CPU each is its own, since the bits of a
     convolution depend on the size of the batch.
     """
     groups: dict[Hashable, list[int]] = {}

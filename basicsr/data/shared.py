@@ -14,7 +14,7 @@ Pair = dict[str, str]
 
 
 class PathColumn(Sequence):
-    """Paths, their names one after the other in one block; folders, which many share, apart."""
+    """Paths: their names joined in one block, and their folders, which many share, separately."""
 
     def __init__(self, paths: Iterable[str] = ()):
         self._numbers: dict[str, int] = {}
@@ -72,10 +72,10 @@ class PathColumn(Sequence):
 
 
 class PathTable(Sequence):
-    """A read-only list of paths, or of dicts of paths with the same keys, in a few objects.
+    """A read-only list of paths, or of dicts of paths with the same keys, in few objects.
 
-    Reading an object of a Python list changes its reference count, so that worker processes would
-    come to own a copy of every page of the list.
+    Reading an object of a Python list changes its reference count, so worker processes would
+    gradually copy every page of the list.
     """
 
     def __init__(self, items: Iterable[str | Pair] = ()):
@@ -117,7 +117,7 @@ def _encoded(path: str) -> bytes:
 
 
 class SaidOnce:
-    """What a dataset or a copy of it in a worker process has said, so that it is said only once."""
+    """What a dataset, or a copy in a worker process, has logged, so that it is logged only once."""
 
     _THINGS = ('alpha', 'frames', 'depth', 'cut')
 

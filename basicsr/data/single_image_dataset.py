@@ -43,7 +43,8 @@ class SingleImageDataset(Dataset):
         self.lq_folder = opt['dataroot_lq']
         self.color = opt.get('color')
         self.mean, self.std = opt.get('mean'), opt.get('std')
-        backend: dict[str, Any] = dict(opt.get('io_backend') or {'type': 'disk'})
+        self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
+        backend: dict[str, Any] = dict(self.io_backend_opt)
         if backend['type'] == 'lmdb':
             backend.update(db_paths=[self.lq_folder], client_keys=['lq'])
             paths = paths_from_lmdb(self.lq_folder)

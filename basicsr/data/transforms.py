@@ -13,7 +13,7 @@ from basicsr.utils.img_util import cv2
 Image = np.ndarray | Tensor
 
 UPRIGHT = (False, False, False)
-_LARGE = 64 * 64  # pixels, beyond which a call of OpenCV is worth while
+_LARGE = 64 * 64  # pixels, above which calling OpenCV pays off
 _FLIP_CODES = {(True, False): 1, (False, True): 0, (True, True): -1}  # (hflip, vflip), for OpenCV
 
 
@@ -31,6 +31,7 @@ def paired_random_crop(
     gt_patch_size: int,
     scale: int,
     gt_path: str | None = None,
+    rng: Any = random,
 ) -> tuple[Any, Any]:
     """Crop GT and LQ images at one random place.
 
@@ -39,6 +40,7 @@ def paired_random_crop(
         img_lqs: The same, ``scale`` times smaller.
         gt_patch_size: Side of the GT crop; the LQ crop has ``gt_patch_size // scale``.
         gt_path: For messages.
+        rng: Where the place is drawn: the module ``random``, or a ``random.Random``.
 
     Returns:
         GT and LQ crops, as lists where lists were given.
@@ -62,8 +64,8 @@ def paired_random_crop(
             f'{lq_h}x{lq_w} than {lq_patch}: {gt_path}. Lower gt_size, pad the image (pad_small) '
             'or remove it.',
         )
-    top = random.randint(0, lq_h - lq_patch)
-    left = random.randint(0, lq_w - lq_patch)
+    top = rng.randint(0, lq_h - lq_patch)
+    left = rng.randint(0, lq_w - lq_patch)
     gts = [_crop(gt, top * scale, left * scale, gt_patch_size) for gt in gts]
     lqs = [_crop(lq, top, left, lq_patch) for lq in lqs]
     return _unwrap(gts), _unwrap(lqs)
@@ -97,7 +99,7 @@ def augment(
         hflip: Mirror horizontally with probability 1/2.
         rotation: Mirror vertically, and transpose, each with probability 1/2: with ``hflip`` all
             eight orientations are equally likely.
-        flows: Optical flow (h, w, 2) in (x, y) order, moved and turned along.
+        flows: Optical flow (h, w, 2) in (x, y) order, transformed accordingly.
         return_status: Also return (hflip, vflip, rot90).
 
     Returns:
@@ -121,11 +123,11 @@ def augment(
     return tuple(result) if len(result) > 1 else result[0]
 
 
-def draw_orientation(hflip: bool, rotation: bool) -> tuple[bool, bool, bool]:
+def draw_orientation(hflip: bool, rotation: bool, rng: Any = random) -> tuple[bool, bool, bool]:
     """Draw (hflip, vflip, rot90) as for ``augment``."""
-    hflip = hflip and random.random() < 0.5
-    vflip = rotation and random.random() < 0.5
-    rot90 = rotation and random.random() < 0.5
+    hflip = hflip and rng.random() < 0.5
+    vflip = rotation and rng.random() < 0.5
+    rot90 = rotation and rng.random() < 0.5
     return hflip, vflip, rot90
 
 
@@ -174,7 +176,7 @@ def img_rotate(
     scale: float = 1.0,
 ) -> np.ndarray:
     """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), in the same frame."""
-    from scipy.ndimage import affine_transform  # seldom needed, and slow to import
+    from scipy.ndimage import affine_transform  # rarely needed, and slow to import
 
     height, width = img.shape[:2]
     center = (width // 2, height // 2) if center is None else center

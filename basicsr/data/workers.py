@@ -40,7 +40,7 @@ def heed_parent_alone() -> None:
     if parent is None:
         return
     if hasattr(signal, 'sigwaitinfo'):  # not on macOS and Windows
-        # Blocked in all threads, the signal waits for the one that can see who sent it.
+        # Blocked in all threads, the signal stays pending for the thread that can see its sender.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_at_request, args=(parent.pid,), daemon=True).start()
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()

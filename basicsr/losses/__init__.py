@@ -1,4 +1,4 @@
-"""Losses; the names that dependents import from here are loaded when they are first asked for."""
+"""Losses; the names that dependents import from here are loaded on first use."""
 
 import logging
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ __getattr__ = lazy_exports(
             'GANFeatLoss GANLoss MultiScaleGANLoss '
             'g_path_regularize gradient_penalty_loss r1_penalty'
         ),
+        'basicsr.utils.logger': 'get_root_logger',
+        'basicsr.utils.misc': 'scandir',
     },
 )
 

@@ -36,7 +36,7 @@ class _PixelLoss(nn.Module):
     """Settings of a loss called as ``loss(pred, target, weight=None)`` on (b, c, h, w) tensors.
 
     ``weight`` is a map (b, c, h, w) or (b, 1, h, w), see ``weight_reduce_loss``. Further keyword
-    arguments are ignored: a model may hand all its losses what only some of them use.
+    arguments are ignored: a model may pass to all its losses what only some of them use.
 
     Args:
         loss_weight: Factor of the loss.
@@ -192,6 +192,6 @@ def _frobenius_distance(a: Tensor, b: Tensor) -> Tensor:
 def _gram_matrix(x: Tensor) -> Tensor:
     """Correlations (b, c, c) between the channels of features (b, c, h, w), per element."""
     features = at_least_float32(x).flatten(2)
-    # Sums of squares over all pixels: autocast would make them overflow in float16.
+    # Sums of squares over all pixels, which would overflow in float16 under autocast.
     with torch.autocast(x.device.type, enabled=False):
         return features @ features.mT / features[0].numel()

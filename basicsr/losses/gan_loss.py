@@ -35,7 +35,7 @@ GAN_TYPES = ('vanilla', 'lsgan', 'wgan', 'wgan_softplus', 'hinge')
 
 @LOSS_REGISTRY.register()
 class GANLoss(nn.Module):
-    """Loss of a discriminator, or of the generator that it judges, from its logits of any shape.
+    """Loss of a discriminator, or of the generator that it judges, from logits of any shape.
 
     Half precision is computed in float32.
 
@@ -75,9 +75,9 @@ class GANLoss(nn.Module):
 
         Args:
             input: Logits of the discriminator.
-            target_is_real: Whether they should be those of real images; when the generator is
+            target_is_real: Whether the target is that of real images; when the generator is
                 trained, True for the images that it made.
-            is_disc: Whether it is the discriminator that is trained.
+            is_disc: Whether the discriminator is being trained.
         """
         loss = self._loss(at_least_float32(input), target_is_real, is_disc)
         return loss if is_disc else loss * self.loss_weight
@@ -153,7 +153,7 @@ class GANFeatLoss(nn.Module):
 
 
 def _gradient(output: Tensor, x: Tensor) -> Tensor:
-    """Gradient of the sum of ``output`` for ``x``, which can itself be differentiated."""
+    """Gradient of the sum of ``output`` with respect to ``x``, itself differentiable."""
     (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     return at_least_float32(gradient)
 
@@ -186,7 +186,7 @@ def g_path_regularize(
     Returns:
         The penalty; this batch's mean length and the new moving average, both without gradient.
     """
-    # The pixels' sum with this noise has a variance that does not depend on the image's size.
+    # With this noise the variance of the weighted sum of pixels does not depend on the image size.
     noise = torch.randn_like(fake_img) / math.sqrt(fake_img.shape[2] * fake_img.shape[3])
     gradient = _gradient(fake_img * noise, latents)
     lengths = torch.linalg.vector_norm(gradient, dim=(1, 2)) / math.sqrt(latents.shape[1])
@@ -200,10 +200,10 @@ def gradient_penalty_loss(
     fake_data: Tensor,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Penalty for a discriminator whose slope between real and generated images is not 1.
+    """Penalty for a gradient norm other than 1 between real and generated images (WGAN-GP).
 
     Improved Training of Wasserstein GANs, Gulrajani et al., NeurIPS 2017,
-    https://arxiv.org/abs/1704.00028. The norm of the gradient is that of a whole sample.
+    https://arxiv.org/abs/1704.00028. The norm is taken over a whole sample.
 
     Args:
         real_data, fake_data: (b, c, h, w); neither gets a gradient.

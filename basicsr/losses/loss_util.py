@@ -1,4 +1,4 @@
-"""What losses share: reduction, weighting, what kind one is; and the artifact map of LDL.
+"""Helpers shared by losses: reduction, weighting, kinds of losses; and the artifact map of LDL.
 
 LDL: Jie Liang, Hui Zeng, Lei Zhang, "Details or Artifacts: A Locally Discriminative Learning
 Approach to Realistic Image Super-Resolution" (CVPR 2022), https://arxiv.org/abs/2203.09195
@@ -59,11 +59,11 @@ def weight_reduce_loss(
 
 
 def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Give ``loss_func(pred, target, **options)``, which returns a map, a weight and a reduction.
+    """Add a weight and a reduction to ``loss_func(pred, target, **options)``, which returns a map.
 
     The result is called as ``f(pred, target, weight=None, reduction='mean', **options)``. Shapes
-    must be equal, for broadcasting would hide an output of the wrong size. Half precision is
-    computed in float32: squares and the mean of a whole batch need its digits and range.
+    must be equal, since broadcasting would hide an output of the wrong size. Half precision is
+    computed in float32: squares and the mean of a whole batch need its precision and range.
     """
 
     @functools.wraps(loss_func)
@@ -87,7 +87,7 @@ def weighted_loss(loss_func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """``x``, in float32 if it is of half precision."""
+    """``x``, in float32 if it has half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -124,7 +124,7 @@ def get_refined_artifact_map(
     residual = (img_gt - img_output).abs().sum(1, keepdim=True)
     residual_ema = (img_gt - img_ema).abs().sum(1, keepdim=True)
     variance = residual.var(dim=(1, 2, 3), keepdim=True)
-    # A perfect output has variance 0, where the slope of the root is infinite.
+    # A perfect output has variance 0, where the derivative of the root is infinite.
     patch_weight = variance.clamp_min(torch.finfo(variance.dtype).tiny) ** 0.2
     weight = patch_weight * get_local_weights(residual, ksize)
     return weight.masked_fill(residual < residual_ema, 0)

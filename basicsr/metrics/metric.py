@@ -82,6 +82,14 @@ def needs_reference(metric: Callable) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+def defined_score(data: Mapping[str, Any], options: Mapping[str, Any]) -> float:
+    """As ``calculate_metric``; but where a metric of ours is not defined, its error says why."""
+    if METRIC_REGISTRY.is_users(options['type']):
+        return calculate_metric(data, options)
+    metric = inspect.unwrap(METRIC_REGISTRY.get(options['type']))
+    return metric(**data, **{key: value for key, value in options.items() if key != 'type'})
+
+
 class ImageScores:
     """Computes the per-image metrics of ``val.metrics``; thread-safe.
 
@@ -117,10 +125,11 @@ class ImageScores:
     ) -> float:
         reason, score = '.', math.nan
         try:
-            score = float(calculate_metric(data, options))
+            score = float(defined_score(data, options))
         except (AssertionError, TypeError, ValueError) as error:
             # A built-in metric cannot score this image, e.g. because it is too small.
-            if not isinstance(error, ValueError) or METRIC_REGISTRY.is_users(options['type']):
+            undefined = isinstance(error, ValueError) and not isinstance(error, AssertionError)
+            if not undefined or METRIC_REGISTRY.is_users(options['type']):
                 raise type(error)(f'metric {metric} of image {name}: {error}') from error
             reason = f': {error}'
         except Exception as error:

@@ -1,10 +1,19 @@
-"""Helpers of the metrics: normalise image layout and range, convert to luma."""
+"""Helpers of the metrics: image layout and range, luma, images without a score."""
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
 
 from basicsr.utils.color_util import RGB_TO_YCBCR, YCBCR_OFFSET
 from basicsr.utils.errors import UserError
-from basicsr.utils.img_util import cv2
+from basicsr.utils.img_util import crop_border, cv2
+
+logger = logging.getLogger(__name__)
 
 # Weights of B, G and R in [0, 255], and what is added.
 _BGR_TO_Y = np.array([[*RGB_TO_YCBCR[::-1, 0] / 255, YCBCR_OFFSET[0]]])
@@ -37,3 +46,41 @@ def to_y_channel(img: np.ndarray) -> np.ndarray:
     if img.ndim == 3 and img.shape[2] == 3:
         return cv2.transform(img, _BGR_TO_Y)[..., None]  # ten times as quick as bgr2ycbcr
     return img
+
+
+class UndefinedScoreError(UserError):
+    """A metric is not defined for an image: it is too small, or flat."""
+
+
+def nan_if_undefined(metric: Callable) -> Callable:
+    """A decorator: NaN instead of UndefinedScoreError, whose message is logged the first time.
+
+    Validations call the metric itself (``inspect.unwrap``), and name the image with the reason.
+    """
+    has_warned = False
+
+    @functools.wraps(metric)
+    def score(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_warned
+        try:
+            return metric(*args, **kwargs)
+        except UndefinedScoreError as error:
+            if not has_warned:
+                logger.warning('%s The score is NaN (said once).', error)
+            has_warned = True
+        img = args[0] if args else kwargs['img']
+        return (
+            img.new_full([len(img)], math.nan, dtype=torch.float64)
+            if torch.is_tensor(img)
+            else math.nan
+        )
+
+    return score
+
+
+def crop(imgs: Any, border: int) -> Any:
+    """As ``crop_border``, of images that may be too small."""
+    try:
+        return crop_border(imgs, border)
+    except UserError as error:
+        raise UndefinedScoreError(str(error)) from error

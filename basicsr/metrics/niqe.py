@@ -16,12 +16,18 @@ from typing import Any
 import numpy as np
 
 from basicsr.utils.errors import UserError
-from basicsr.utils.img_util import crop_border as crop
 from basicsr.utils.img_util import cv2
 from basicsr.utils.matlab_functions import imresize
 from basicsr.utils.registry import METRIC_REGISTRY
 
-from .metric_util import reorder_image, to_255, to_y_channel
+from .metric_util import (
+    UndefinedScoreError,
+    crop,
+    nan_if_undefined,
+    reorder_image,
+    to_255,
+    to_y_channel,
+)
 
 # To the neighbours of a pixel whose products are looked at: beside, below, on both diagonals.
 SHIFTS = ((0, 1), (1, 0), (1, 1), (1, -1))
@@ -66,7 +72,7 @@ def niqe(
         raise UserError(f'NIQE takes one gray or luma image (h, w), got shape {img.shape}.')
     rows, columns = img.shape[0] // block_size_h, img.shape[1] // block_size_w
     if rows * columns < 2:
-        raise UserError(
+        raise UndefinedScoreError(
             f'NIQE needs at least two blocks of {block_size_h} x {block_size_w} pixels after '
             f'cropping, got an image of {img.shape[0]} x {img.shape[1]} (height x width).'
         )
@@ -80,7 +86,7 @@ def niqe(
     )
     known = features[~np.isnan(features).any(axis=1)]
     if len(known) < 2:
-        raise UserError(
+        raise UndefinedScoreError(
             f'NIQE is not defined for an image without texture: {len(known)} of {len(features)} '
             'blocks have some, two are needed.'
         )
@@ -90,6 +96,7 @@ def niqe(
 
 
 @METRIC_REGISTRY.register()
+@nan_if_undefined
 def calculate_niqe(
     img: np.ndarray,
     crop_border: int,
@@ -108,8 +115,8 @@ def calculate_niqe(
         input_order: 'HWC', 'CHW' or 'HW'.
         convert_to: 'y' for the luma (BT.601, [16, 235]), 'gray' for full-range gray.
 
-    Raises:
-        ValueError: The image is too small or flat; see ``niqe``.
+    Returns:
+        The distance; NaN for an image that is too small or flat, see ``niqe``.
     """
     if convert_to not in ('y', 'gray'):
         raise UserError(f"convert_to must be 'y' or 'gray', got {convert_to!r}.")

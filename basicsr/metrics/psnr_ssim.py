@@ -5,7 +5,9 @@ From Error Visibility to Structural Similarity" (2004), https://doi.org/10.1109/
 
 ``calculate_psnr`` and ``calculate_ssim`` take numpy images in [0, 255], the ``_pt`` versions
 tensors in [0, 1]. All cut ``crop_border`` pixels off each side, then take the luma (BT.601, from 16
-to 235) if ``test_y_channel`` is set and there are three channels, and then compute in float64.
+to 235) if ``test_y_channel`` is set and there are three channels, and then compute in float64. An
+image that is too small for ``crop_border``, or for the window of SSIM, has the score NaN, of which
+the first one is logged.
 """
 
 import itertools
@@ -21,12 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basicsr.utils.color_util import rgb2ycbcr_pt
-from basicsr.utils.errors import UserError
-from basicsr.utils.img_util import crop_border as crop
+from basicsr.utils.errors import CheckError
 from basicsr.utils.img_util import cv2
 from basicsr.utils.registry import METRIC_REGISTRY
 
-from .metric_util import reorder_image, to_255, to_y_channel
+from .metric_util import (
+    UndefinedScoreError,
+    crop,
+    nan_if_undefined,
+    reorder_image,
+    to_255,
+    to_y_channel,
+)
 
 _WINDOW = 11
 _SIGMA = 1.5
@@ -36,6 +44,7 @@ _C2 = (0.03 * 255) ** 2
 
 
 @METRIC_REGISTRY.register()
+@nan_if_undefined
 def calculate_psnr(
     img: np.ndarray,
     img2: np.ndarray,
@@ -62,6 +71,7 @@ def calculate_psnr(
 
 
 @METRIC_REGISTRY.register()
+@nan_if_undefined
 def calculate_psnr_pt(
     img: Tensor, img2: Tensor, crop_border: int, test_y_channel: bool = False, **kwargs: Any
 ) -> Tensor:
@@ -78,6 +88,7 @@ def calculate_psnr_pt(
 
 
 @METRIC_REGISTRY.register()
+@nan_if_undefined
 def calculate_ssim(
     img: np.ndarray,
     img2: np.ndarray,
@@ -96,6 +107,7 @@ def calculate_ssim(
 
 
 @METRIC_REGISTRY.register()
+@nan_if_undefined
 def calculate_ssim_pt(
     img: Tensor, img2: Tensor, crop_border: int, test_y_channel: bool = False, **kwargs: Any
 ) -> Tensor:
@@ -128,8 +140,7 @@ def _prepare_pt(img: Tensor, img2: Tensor, border: int, test_y_channel: bool) ->
 
 def _check_shapes(img: Any, img2: Any) -> None:
     if img.shape != img2.shape:
-        # The type of upstream's assert, which callers may expect.
-        raise AssertionError(
+        raise CheckError(
             f'Images must have one shape, got {tuple(img.shape)} and {tuple(img2.shape)}: is the '
             'ground truth an exact multiple of the input, and the scale right?'
         )
@@ -137,7 +148,7 @@ def _check_shapes(img: Any, img2: Any) -> None:
 
 def _check_window(size: tuple[int, ...]) -> None:
     if min(size) < _WINDOW:
-        raise UserError(
+        raise UndefinedScoreError(
             f'SSIM needs at least {_WINDOW} x {_WINDOW} pixels after cropping, got '
             f'{size[0]} x {size[1]} (height x width): lower crop_border or use larger images.'
         )

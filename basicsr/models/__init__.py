@@ -4,11 +4,16 @@ import logging
 from copy import deepcopy
 from typing import Any
 
+from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.registry import MODEL_REGISTRY
 
 __all__ = ['build_model']
 
 logger = logging.getLogger(__name__)
+
+__getattr__ = lazy_exports(
+    __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
+)
 
 
 def build_model(opt: dict) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import CheckError
 
 
 class MultiStepRestartLR(LRScheduler):
@@ -32,7 +32,9 @@ class MultiStepRestartLR(LRScheduler):
         last_epoch: int = -1,
     ):
         if len(restarts) != len(restart_weights):
-            raise UserError(f'restarts {restarts} need as many restart_weights: {restart_weights}.')
+            raise CheckError(
+                f'restarts {restarts} need as many restart_weights: {restart_weights}.'
+            )
         self.milestones = Counter(int(milestone) for milestone in milestones)
         self.gamma = gamma
         self.restarts = [int(restart) for restart in restarts]
@@ -76,7 +78,7 @@ class CosineAnnealingRestartLR(LRScheduler):
         last_epoch: int = -1,
     ):
         if len(periods) != len(restart_weights):
-            raise UserError(f'periods {periods} need as many restart_weights: {restart_weights}.')
+            raise CheckError(f'periods {periods} need as many restart_weights: {restart_weights}.')
         self.periods = [int(period) for period in periods]
         self.restart_weights = list(restart_weights)
         self.eta_min = eta_min

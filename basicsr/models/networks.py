@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from basicsr.archs import build_network
 from basicsr.utils.dist_util import master_only
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import MissingKeyError, UserError
 
 from . import state
 from .averaging import (
@@ -72,7 +72,9 @@ class Networks:
         """
         options = self.opt.get(f'network_{label}')
         if not options:
-            raise UserError(f'network_{label}: required by {type(self).__name__}, and not given.')
+            raise MissingKeyError(
+                f'network_{label}: required by {type(self).__name__}, and not given.'
+            )
         net = self.model_to_device(build_network(options))
         setattr(self, f'net_{label}', net)
         self.labels.append(label)

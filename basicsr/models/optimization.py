@@ -30,7 +30,7 @@ _OWN_ARGUMENTS = {'groups', 'decay_norms'}
 _OF_SCHEDULERS = ('SequentialLR', 'ChainedScheduler')
 # Arguments of an optimizer that choose how it computes.
 _IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
-_TRAINED = 'trained_weight'  # in the state of a parameter that is evaluated at another place
+_TRAINED = 'trained_weight'  # in the state of a parameter whose gradient is taken at another point
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -64,7 +64,7 @@ def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, An
 
 
 def _can_be_fused(params: Tensor | Mapping[str, Any], optimizer_class: type[Optimizer]) -> bool:
-    """Whether a parameter, or all of a group, are such as torch has a fused optimizer for."""
+    """Whether torch has a fused optimizer for a parameter, or for all of a group."""
     if isinstance(params, Mapping):
         return all(_can_be_fused(parameter, optimizer_class) for parameter in params['params'])
     is_sharded = hasattr(params, 'full_tensor')
@@ -74,14 +74,14 @@ def _can_be_fused(params: Tensor | Mapping[str, Any], optimizer_class: type[Opti
 
 
 def arguments_of(optimizer: Optimizer) -> set[str]:
-    """Names of the arguments of an optimizer, or of the parts that it is made of."""
+    """Names of the arguments of an optimizer, or of those that it is composed of."""
     parts = getattr(optimizer, 'optimizers', [optimizer])
     return {name for part in parts for name in inspect.signature(type(part)).parameters}
 
 
 @torch.no_grad()
 def align_state(optimizers: Iterable[Optimizer]) -> None:
-    """Give moments the memory layout of their parameters, which fused optimizers count on."""
+    """Give moments the memory layout of their parameters, which fused optimizers assume."""
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
@@ -92,7 +92,7 @@ def align_state(optimizers: Iterable[Optimizer]) -> None:
 
 @torch.no_grad()
 def train_weights(optimizers: Iterable[Optimizer]) -> None:
-    """Let networks have the weights that are trained."""
+    """Give networks back the weights that are trained."""
     for optimizer in filter(has_two_weights, optimizers):
         optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
         for parameter, state in optimizer.state.items():
@@ -102,12 +102,12 @@ def train_weights(optimizers: Iterable[Optimizer]) -> None:
 
 @contextmanager
 def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Within the block networks have the weights that are the result of the training.
+    """Within the block networks have the weights to evaluate and save.
 
     Schedule-free optimizers (Aaron Defazio et al., "The Road Less Scheduled", NeurIPS 2024,
-    https://arxiv.org/abs/2405.15682) take gradients at other ones, and have ``train`` and ``eval``
-    to change between them. That rounds: the trained weights are kept in the optimizer's state, and
-    so in a training state that is saved within the block.
+    https://arxiv.org/abs/2405.15682) take gradients elsewhere, and have ``train`` and ``eval``
+    to switch between them. Switching rounds: the trained weights are kept in the optimizer's state,
+    and so in a training state that is saved within the block.
     """
     optimizers = list(optimizers)
     for optimizer in filter(has_two_weights, optimizers):
@@ -165,14 +165,14 @@ def _build_muon(
     if not matrices:
         raise UserError(
             'Muon trains matrices, the weights of linear layers, and this network has none: its '
-            'convolutions are no matrices. Take AdamW, or an optimizer of yours as module:Class.'
+            'convolutions are not matrices. Take AdamW, or an optimizer of yours as module:Class.'
         )
     parts = [_build(torch.optim.Muon, matrices, options)]
     if rest:
         if not others:
             raise UserError(
-                'Muon trains matrices alone, and this network has other parameters (biases, norms, '
-                'convolutions): say what trains these, such as others: {type: AdamW, lr: 2e-4}.'
+                'Muon trains only matrices, and this network has other parameters (biases, norms, '
+                'convolutions): give these one, such as others: {type: AdamW, lr: 2e-4}.'
             )
         other = dict(others)
         parts.append(build_optimizer(other.pop('type'), rest, **other))
@@ -231,7 +231,7 @@ def check_group_arguments(optimizer: Optimizer, groups: list[dict], key: str) ->
     """Refuse groups of ``train.<key>`` with an argument that their optimizer does not have."""
     given = {argument for group in groups for argument in group}
     for unknown in given - {'params', *optimizer.defaults}:
-        if optimizer.defaults:  # of several there are none
+        if optimizer.defaults:  # several optimizers in one have no defaults
             hint = did_you_mean(unknown, optimizer.defaults)
             raise UserError(f"train.{key}: groups have no argument '{unknown}'{hint}")
 
@@ -269,17 +269,17 @@ def _is_optimizer(value: Any) -> bool:
     return (
         isinstance(value, type)
         and issubclass(value, Optimizer)
-        and value.__name__ not in ('Optimizer', 'SparseAdam')  # it takes sparse gradients only
+        and value.__name__ not in ('Optimizer', 'SparseAdam')  # it takes only sparse gradients
     )
 
 
 def parameter_groups(net: nn.Module, options: dict[str, Any]) -> tuple[list[dict], dict[str, Any]]:
-    """The trained parameters of a network in groups, and the options without what described them.
+    """The trained parameters of a network in groups, and the options without those for the groups.
 
     Args:
         options: Of an optimizer. ``groups``: a list of ``{pattern, lr, weight_decay, …}``; a
-            parameter is of the first group whose pattern (a regular expression) is found in its
-            name, else of the rest. ``decay_norms: false``: norms and biases have no weight decay.
+            parameter is in the first group whose pattern (a regular expression) is found in its
+            name, else in the rest. ``decay_norms: false``: norms and biases have no weight decay.
     """
     options = dict(options)
     described = options.pop('groups', None) or []
@@ -353,7 +353,7 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
 
 
 def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Module]) -> None:
-    """Refuse entries of ``train.freeze`` that no parameter of the networks is meant by."""
+    """Refuse entries of ``train.freeze`` that match no parameter of the networks."""
     names = [name for net in nets.values() for name, _ in net.named_parameters()]
     for rule in rules:
         try:
@@ -365,7 +365,7 @@ def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Modul
 
 
 def warn_of_early_end(options: Mapping[str, Any], total_iter: int) -> None:
-    """Say if the periods of a schedule end before the run."""
+    """Warn if the periods of a schedule end before the run."""
     last = sum(options.get('periods', []))
     if 0 < last < total_iter:
         logger.warning(
@@ -382,8 +382,7 @@ def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
         return [f'needs a type, got {dict(options)}.']
     if name == 'ReduceLROnPlateau':
         return [
-            'ReduceLROnPlateau goes by a score, and schedules here by the iteration; take '
-            'MultiStepLR.'
+            'ReduceLROnPlateau follows a score, and schedules here the iteration; take MultiStepLR.'
         ]
     if name not in known:
         return [f"'{name}' is unknown{did_you_mean(name, known)} There are {', '.join(known)}."]

@@ -119,6 +119,7 @@ def write_averages(
     lengths: Sequence[float],
     target: str | Path,
     iteration: int | None = None,
+    overwrite: bool = False,
 ) -> list[str]:
     """Reconstruct averages from the snapshots of a run, and write them as networks.
 
@@ -127,6 +128,7 @@ def write_averages(
         lengths: Lengths of the averages.
         target: Output file; with several lengths, each is appended to its name.
         iteration: The last iteration of the averages; default: that of the last snapshot.
+        overwrite: Replace files that are there.
 
     Returns:
         A line for each file that describes its average.
@@ -136,7 +138,7 @@ def write_averages(
         ValueError: They do not belong together, or cannot reproduce that length.
     """
     models = Path(experiment) / 'models'
-    files = _targets(Path(target), lengths)
+    files = _targets(Path(target), lengths, overwrite)
     iterations = _iterations(models, iteration)
     newest = load_snapshot(models, iterations[-1])
     exponents = [exponent(length) for _ in iterations for length in newest['lengths']]
@@ -156,8 +158,8 @@ def write_averages(
     return lines
 
 
-def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
-    """The output file for each length; none may exist yet."""
+def _targets(target: Path, lengths: Sequence[float], overwrite: bool) -> list[Path]:
+    """The output file for each length; none may exist yet, unless it is to be overwritten."""
     if target.suffix not in ('.pth', '.safetensors'):
         raise UserError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
     files = [target]
@@ -166,7 +168,7 @@ def _targets(target: Path, lengths: Sequence[float]) -> list[Path]:
     if len(set(files)) < len(files):
         raise UserError(f'two of the lengths {lengths} are the same file: give each once.')
     for file in files:
-        if file.exists():
+        if file.exists() and not overwrite:
             raise FileExistsError(f'{file} exists: remove it, or give another name (-o).')
     return files
 

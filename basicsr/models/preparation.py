@@ -220,7 +220,7 @@ def warn_of_own_step(model: Any) -> None:
 
 def warn_of_own_results(model: Any) -> None:
     """Warn of options of ``val`` that a model which restores in its own way may not honour."""
-    hooks = dict.fromkeys(('tile', 'tile_overlap'), ('results', 'test'))
+    hooks: dict[str, tuple[str, ...]] = dict.fromkeys(('tile', 'tile_overlap'), ('results', 'test'))
     hooks['self_ensemble'] = ('results', 'test_selfensemble')
     for key, names in hooks.items():
         functions = [getattr(type(model), name, warn_of_own_results) for name in names]

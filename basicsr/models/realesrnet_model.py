@@ -15,8 +15,9 @@ from torch import Tensor
 
 from basicsr.data.progressive import crop_sizes
 from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
+from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import keep_rows
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
@@ -86,6 +87,11 @@ def _as_floats(images: Tensor | None) -> Tensor | None:
     return images.float() / 255 if images is not None and images.dtype == torch.uint8 else images
 
 
+def _training_set(opt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of the training set; empty for a model that is built without datasets."""
+    return (opt.get('datasets') or {}).get('train') or {}
+
+
 class BlindDegradation(BaseModel):
     """Mixin that synthesizes the LQ images of RealESRGANDataset on the device; list it first.
 
@@ -111,12 +117,13 @@ class BlindDegradation(BaseModel):
             self._make_pool(opt)
         super().__init__(opt)
         self.usm_sharpener = USMSharp().to(self.device)
+        self.jpeger = DiffJPEG(differentiable=False).to(self.device)  # for subclasses
         # On a CPU the compiled version is slower.
         if opt['is_train'] and opt['train'].get('compile') and self.device.type == 'cuda':
             compile_jpeg(self.device)
 
     def _check_options(self, opt: dict) -> None:
-        train_set = opt['datasets']['train']
+        train_set = _training_set(opt)
         own, its = opt.get('gt_size'), train_set.get('gt_size')
         if own is not None and its is not None and own != its:
             raise UserError(
@@ -137,15 +144,15 @@ class BlindDegradation(BaseModel):
                 check_options(self.degradation, 'recipes')
                 _ = self.degradation['gt_size'], self.degradation['scale']
             except KeyError as error:
-                raise UserError(f'{opt["model_type"]} needs the option {error}.') from error
+                raise MissingKeyError(f'{opt["model_type"]} needs the option {error}.') from error
 
     @staticmethod
     def _given(opt: dict, name: str) -> Any:
         """A degradation option, from datasets.train or else from the top level."""
-        return opt['datasets']['train'].get(name, opt.get(name))
+        return _training_set(opt).get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
-        size = opt.get('queue_size', 180 if self.shares else 0)
+        self.queue_size = size = opt.get('queue_size', 180 if self.shares else 0)
         if not size:
             return
         if len(sizes := crop_sizes(self.degradation)) > 1:
@@ -154,7 +161,7 @@ class BlindDegradation(BaseModel):
                 f'{sizes}: set queue_size: 0.'
             )
         self.pool = TrainingPairPool(size)
-        batch = opt['datasets']['train']['batch_size_per_gpu']
+        batch = _training_set(opt).get('batch_size_per_gpu', 1)
         logger.info('Pool of %d training pairs.', max(size // batch, 1) * batch)
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
@@ -235,5 +242,5 @@ class RealESRNetModel(BlindDegradation, SRModel):
 
     def _check_options(self, opt: dict) -> None:
         if self._given(opt, 'gt_usm') is None and self.is_high_order:
-            raise UserError('gt_usm: required by RealESRNetModel: true sharpens the target.')
+            raise MissingKeyError('gt_usm: required by RealESRNetModel: true sharpens the target.')
         super()._check_options(opt)

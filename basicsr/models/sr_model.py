@@ -157,7 +157,7 @@ class SRModel(BaseModel):
         if hasattr(self, 'gt'):
             del self.gt  # a subclass's feed_data might leave a stale GT, which must not be scored
         self.feed_data(data)
-        ensemble = self.opt['val'].get('self_ensemble', False)
+        ensemble = (self.opt.get('val') or {}).get('self_ensemble', False)
         (self.test_selfensemble if ensemble else self.test)()
         visuals = self.get_current_visuals()
         # Free device memory before the next image is restored.

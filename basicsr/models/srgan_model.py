@@ -17,7 +17,7 @@ from torch import Tensor
 from basicsr.data.progressive import crop_sizes
 from basicsr.losses.loss_util import get_refined_artifact_map, is_adversarial
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
-from basicsr.utils.errors import UserError
+from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .sr_model import SRModel
@@ -40,7 +40,7 @@ class SRGANModel(SRModel):
 
     def init_training_settings(self) -> None:
         if not self.opt.get('network_d'):
-            raise UserError('network_d: required by adversarial training, and not given.')
+            raise MissingKeyError('network_d: required by adversarial training, and not given.')
         made, judged = (
             self.opt['network_g'].get('num_out_ch'),
             self.opt['network_d'].get('num_in_ch'),
@@ -65,7 +65,7 @@ class SRGANModel(SRModel):
 
     def _check_size_of_patches(self) -> None:
         size = getattr(self.get_bare_model(self.net_d), 'input_size', None)
-        train_set = self.opt['datasets'].get('train', {})
+        train_set = (self.opt.get('datasets') or {}).get('train') or {}
         own = {'gt_size': self.opt['gt_size']} if self.opt.get('gt_size') else {}
         others = [patch for patch in crop_sizes(train_set | own) if patch != size]
         if size is not None and others:

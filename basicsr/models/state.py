@@ -20,7 +20,7 @@ from basicsr.utils.checkpoint import (
 from basicsr.utils.errors import UserError
 from basicsr.utils.misc import folder_of_networks
 from basicsr.utils.text import some
-from basicsr.utils.wrong_weights import advice
+from basicsr.utils.wrong_weights import advice, unlike_kinds
 
 from .averaging import PowerAverages, StochasticAverage
 from .optimization import align_state, arguments_of, train_weights
@@ -66,6 +66,8 @@ def load_weights(
     ]
     own = net.state_dict()
     state = take_below_prefix(strip_wrapper_prefixes(state, own), own, file)
+    if problem := unlike_kinds(own, state):
+        raise UserError(f'{file} {problem}')
     with open(file, 'rb') as opened:
         digest = hashlib.file_digest(opened, 'sha256').hexdigest()[:8]
     also = f' (also there: {", ".join(others)})' if others and used_key else ''

@@ -4,6 +4,7 @@ A model yields ``Result``s, any number per batch, or without a batch at all; thi
 depend on how they are computed.
 """
 
+import errno
 import logging
 import math
 import os
@@ -88,7 +89,7 @@ class Validation:
         self.model, self.name, self.iteration = model, dataset_name, iteration
         self.save_img = save_img
         self.rank, self.world_size = rank, world_size
-        self.options = model.opt['val']
+        self.options = model.opt.get('val') or {}
         metrics = self.options.get('metrics') or {}
         self.set_scores = SetScores(metrics, model.device)
         self.signals: list[int] = []
@@ -156,7 +157,13 @@ class Validation:
             return item
         item.images = {key: tensor2img([value]) for key, value in tensors.items()}
         if self.save_img:
-            imwrite(item.images['result'], self._file(item.name))
+            try:
+                imwrite(item.images['result'], self._file(item.name))
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:  # a full disk ends the run
+                    raise
+                item.problem = 'its result has too long a file name: shorten the name of the image'
+                return item
         try:
             item.scores = self.model.score_images(item.images, item.name)
         except AssertionError as error:  # images of different shapes
@@ -167,7 +174,7 @@ class Validation:
         opt = self.model.opt
         folder = Path(opt['path']['visualization'])
         if self.model.is_train:
-            if sum(o.get('phase') == 'val' for o in opt['datasets'].values()) > 1:
+            if sum(o.get('phase') == 'val' for o in (opt.get('datasets') or {}).values()) > 1:
                 folder = folder / self.name  # sets may share image names
             return str(folder / name / f'{Path(name).name}_{self.iteration}.png')
         return str(folder / self.name / f'{name}_{self.options.get("suffix") or opt["name"]}.png')

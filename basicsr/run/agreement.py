@@ -98,7 +98,7 @@ def check_file_of_all(path: str | Path) -> None:
     if len(missing) == len(ranks) == 1 or not missing:
         return
     raise FileNotFoundError(
-        f'{path} is not there on {some(missing)}: a resume reads it in every process. Put '
+        f'{path} does not exist on {some(missing)}: a resume reads it in every process. Put '
         'path.experiments_root into a folder that all hosts share.'
     )
 

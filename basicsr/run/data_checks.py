@@ -15,8 +15,7 @@ from torch.utils.data import IterableDataset, default_collate
 from basicsr.data.bad_images import BadItem, is_bad_data
 from basicsr.data.prefetch_dataloader import images_to_float
 from basicsr.data.progressive import crop_sizes
-from basicsr.metrics import calculate_metric
-from basicsr.metrics.metric import find_metric, is_set_metric, needs_reference
+from basicsr.metrics.metric import defined_score, find_metric, is_set_metric, needs_reference
 from basicsr.models.preparation import warn_of_own_results
 from basicsr.models.sr_model import SRModel
 from basicsr.utils.dist_util import gather_lists, get_dist_info
@@ -231,7 +230,7 @@ def _try_metric(name: str, options: Mapping[str, Any], items: list[Any]) -> None
         image = tensor2img([data['gt']])
         try:
             with explained(f'val.metrics.{name} of {data.get("gt_path", data["lq_path"])}'):
-                calculate_metric({'img': image, 'img2': image}, options)
+                defined_score({'img': image, 'img2': image}, options)
             return
         except UserError as error:
             errors.append(error)

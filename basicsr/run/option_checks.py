@@ -58,12 +58,15 @@ def _problems_of_components(opt: dict) -> Iterator[tuple[tuple[str, ...], list[s
         yield ('datasets', key, 'type'), _unknown_name(DATASET_REGISTRY, dataset['type'])
     for key, network in dict.items(opt):
         if key.startswith('network_') and isinstance(network, dict):
-            yield (key,), ARCH_REGISTRY.problems(network)
+            is_strict = opt.get('strict_options') == 'all'
+            yield (key,), ARCH_REGISTRY.problems(network, strict=is_strict)
+            yield from _wrong_kinds(ARCH_REGISTRY, network, key)
     for key, options in dict.items(train):
         if not isinstance(options, dict):
             continue
         if key in _LOSSES or (key.endswith('_opt') and options.get('type') in LOSS_REGISTRY):
             yield ('train', key), LOSS_REGISTRY.problems(options)
+            yield from _wrong_kinds(LOSS_REGISTRY, options, 'train', key)
         elif key.startswith('optim_'):
             yield ('train', key), optimizer_problems(options)
         elif key == 'scheduler':
@@ -73,8 +76,16 @@ def _problems_of_components(opt: dict) -> Iterator[tuple[tuple[str, ...], list[s
         if isinstance(options, dict) and 'type' in options:
             own = {name: value for name, value in options.items() if name != 'name'}
             yield ('train', 'losses', str(index)), LOSS_REGISTRY.problems(own)
+            yield from _wrong_kinds(LOSS_REGISTRY, own, 'train', 'losses', str(index))
     for key, options in (dict.get(val, 'metrics') or {}).items():
         yield ('val', 'metrics', key), metric_problems(options)
+
+
+def _wrong_kinds(
+    registry: Registry, options: Mapping[str, Any], *path: str
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    for key, problem in registry.wrong_kinds(options):
+        yield (*path, key), [problem]
 
 
 def _unknown_name(registry: Registry, name: str) -> list[str]:

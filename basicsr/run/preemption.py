@@ -33,28 +33,28 @@ logger = logging.getLogger(__name__)
 
 # Windows has no SIGUSR1.
 SIGNALS = tuple(getattr(signal, name) for name in ('SIGTERM', 'SIGUSR1') if hasattr(signal, name))
-STATUS = 75  # of a run that has saved its state and stopped; in sysexits.h: try again later
-INTERRUPTED = 130  # after Ctrl-C; 128 and the number of the signal
+STATUS = 75  # of a run that has saved its state and stopped; EX_TEMPFAIL of sysexits.h
+INTERRUPTED = 130  # after Ctrl-C: 128 plus the number of the signal
 _AGENTS = '.torchrun'
 _NOTE = 'basicsr/preemption'
 
 
 class PreemptionWatch:
-    """Within the block, a signal is noted in place of ending the process.
+    """Within the block, a signal is recorded instead of ending the process.
 
-    Ranks get their signals at different moments, or only those of one node do. Each step reduces
-    the notes of all ranks in the background, and reads what the step before has begun: no step
+    Ranks receive signals at different times, or only those of one node do. Each step all-reduces
+    the flags of all ranks in the background, and reads the result of the previous step: no step
     waits, and all ranks stop after the same one. It may be the second after the signal.
 
     Args:
         timeout: Seconds after which a rank that does not answer is an error; None: torch's.
 
     Attributes:
-        is_stepping: Whether steps are made, after which the state can be saved.
+        is_stepping: Whether steps are running, after which the state can be saved.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
-        self.signal = 0  # that this rank has got, if any
+        self.signal = 0  # the one this rank has received, if any
         self.is_stepping = False
         self._before: dict = {}
         self._note = torch.zeros(1, dtype=torch.int32)
@@ -80,9 +80,9 @@ class PreemptionWatch:
         self.signal = number
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The first Ctrl-C between two steps is such a signal as well; any other one interrupts.
+        """The first Ctrl-C between two steps also requests a stop; any other one interrupts.
 
-        An interruption at any moment may be lost in a callback, or break off a talk with a worker.
+        An interruption at any moment may be lost in a callback, or cut off a message of a worker.
         """
         before = self._before[number]
         if not self.is_stepping or self.signal == number:
@@ -94,7 +94,7 @@ class PreemptionWatch:
             _say(b'\nInterrupted: saving the state first; Ctrl-C again ends at once.\n')
 
     def asked(self) -> int:
-        """The signal to stop for after this step, 0 without; every rank asks once a step."""
+        """The signal to stop for after this step, or 0; every rank calls it once per step."""
         if self._group is None:
             return self.signal
         if self._pending is not None:
@@ -108,7 +108,7 @@ class PreemptionWatch:
         return 0
 
     def noticed(self) -> int:
-        """As ``asked``, of the signals that this rank knows of: it waits for no other one."""
+        """Like ``asked``, from the signals known to this rank alone: it waits for no other."""
         if self._group is not None:
             store = _get_default_store()
             if self.signal:
@@ -175,7 +175,7 @@ def _agents() -> set[str]:
         return set()
     agent = os.getppid()
     begin = os.environ.get('TORCHELASTIC_RUN_ID', '')
-    with suppress(OSError):  # in containers all agents have one number; Linux tells their start
+    with suppress(OSError):  # pids repeat across containers; Linux tells start times
         stat = Path(f'/proc/{agent}/stat').read_text()
         begin = stat.rpartition(')')[2].split()[19]
     return set(gather_lists([f'{socket.gethostname()}:{agent}:{begin}']))

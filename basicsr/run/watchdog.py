@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 HANG_STATUS = 3  # the exit status of processes that a watchdog ends
 _LAST_MOMENT = 60.0  # seconds for an orderly shutdown before the process is killed
 _FIRST_STEPS = 2  # the host may run one step ahead of a GPU
-# Files in which the main thread is while it waits for other ranks.
+# Files that the main thread is in while it waits for other ranks.
 _WAITING = ('torch/distributed/', 'torch/autograd/graph.py')
 
 
@@ -290,7 +290,7 @@ class Watchdog(threading.Thread):
 
     def _sudden_end(self, ranks: Sequence[int]) -> dict[str, Any]:
         who = '; '.join(str(self._reports.get(rank, f'rank {rank}')) for rank in ranks[:5])
-        reason = f'{who}. It has ended without a word: killed, crashed or out of memory.'
+        reason = f'{who}. It has ended without a message: killed, crashed or out of memory.'
         return self._failure(reason)
 
     def _reason_of_silence(self) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ import hashlib
 import io
 import itertools
 import logging
-import os
 import re
 import shutil
 import struct
@@ -24,9 +23,15 @@ from basicsr.version import __version__
 
 from .errors import UserError
 from .misc import atomic_path
-from .safetensors_file import DESCRIPTION, as_safetensors, read_safetensors, split_description
+from .safetensors_file import (
+    DESCRIPTION,
+    as_safetensors,
+    is_safetensors,
+    read_safetensors,
+    split_description,
+)
 from .text import sizeof_fmt, some
-from .wrong_weights import why_no_state_dict, why_unusable
+from .wrong_weights import why_nested, why_no_checkpoint, why_no_state_dict, why_unusable
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +39,8 @@ logger = logging.getLogger(__name__)
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
 _USUAL_KEYS = ('params_ema', 'params', 'state_dict')
-_SEAL = b'sha256 '  # begins the comment of a ZIP of ours
-_FOLDER = 0x10  # the attribute of a part for which torch would hand back memory as it finds it
+_SEAL = b'sha256 '  # start of the comment in ZIP files of ours
+_FOLDER = 0x10  # the attribute of a part for which torch would return uninitialised memory
 
 
 class _HashedFile(io.BufferedWriter):
@@ -67,7 +72,7 @@ class _HashedFile(io.BufferedWriter):
         self.size += len(data)
         try:
             return super().write(data)
-        except OSError as error:  # torch tells only that it is at another place than it meant to be
+        except OSError as error:  # torch reports only an unexpected position
             self.error = error
             raise
 
@@ -94,7 +99,7 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
             else:
                 torch.save(content, file)
                 file.seal()
-        except RuntimeError as error:  # so torch reports a full disk
+        except RuntimeError as error:  # how torch reports a full disk
             raise file.error or OSError(str(error)) from error
     return {'size': file.size, 'sha256': file.sha256()}
 
@@ -114,7 +119,7 @@ def description(network_options: Mapping[str, Any], scale: int | None) -> dict[s
     except TypeError as error:
         network = None
         logger.warning(
-            'Saving: the network %s has %s among its arguments, and files hold plain values alone: '
+            'Saving: the network %s has %s among its arguments, and files hold only plain values: '
             'load_network_from will not know it.',
             *(network_options.get('type'), error),
         )
@@ -137,7 +142,7 @@ def _check_space(content: dict, path: Path) -> None:
     storages = [tensor.untyped_storage() for tensor in dense]
     needed = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
     usage = shutil.disk_usage(path.parent)
-    if usage.total > 0 and usage.free < needed:  # some network drives tell nothing
+    if usage.total > 0 and usage.free < needed:  # some network drives report nothing
         raise OSError(
             errno.ENOSPC,
             f'it needs {sizeof_fmt(needed)}. Free some space, or keep fewer checkpoints '
@@ -155,10 +160,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class BackgroundSaver:
-    """Writes checkpoints in a thread, one after the other, from copies in main memory.
+    """Writes checkpoints in a background thread, one at a time, from copies in main memory.
 
-    What has been handed over is still written if the program ends by an exception or Ctrl-C, unless
-    a launcher ends it before, since another rank has ended.
+    What has been queued is still written if the program ends by an exception or Ctrl-C, unless
+    a launcher kills it first because another rank has ended.
     """
 
     _MOST_PENDING = 4  # the files of one iteration; more would only pile up in memory
@@ -196,11 +201,11 @@ class BackgroundSaver:
             write(content, path)
         except BaseException as error:
             self._failed = True
-            logger.error('%s', error)  # at once, since nobody may ask for the result any more
+            logger.error('%s', error)  # at once, since the result may never be asked for
             raise
 
     def _finish(self, most_pending: int) -> None:
-        """Wait for the oldest files until so many are left, and for errors of those written."""
+        """Wait for the oldest files until so many are left; raise errors of those written."""
         while self._pending and (len(self._pending) > most_pending or self._pending[0].done()):
             self._pending.popleft().result()
 
@@ -210,7 +215,7 @@ def copy_to_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to('cpu', copy=True)
     if isinstance(value, dict):
-        result = copy(value)  # of the same class: a Counter stays one
+        result = copy(value)  # of the same class: a Counter stays a Counter
         for key, item in value.items():
             result[key] = copy_to_cpu(item)
         return result
@@ -228,7 +233,9 @@ def load_checkpoint(path: str | Path) -> Any:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f'no checkpoint file {path}.')
-    if Path(path).suffix == '.safetensors':
+    if reason := why_no_checkpoint(path):
+        raise UserError(f'cannot load {path}: {reason}')
+    if Path(path).suffix == '.safetensors' or is_safetensors(path):
         return read_safetensors(path)
     check_archive(path)
     try:
@@ -243,10 +250,10 @@ def load_checkpoint(path: str | Path) -> Any:
 
 
 def check_archive(path: str | Path) -> None:
-    """Compare a file of torch with its checksum, at which torch does not look.
+    """Verify the checksum of a torch file, which torch ignores.
 
-    Ours have one of the whole file; of other programs' files the parts have one each, unless they
-    were written without. Files of other kinds are passed over.
+    Ours have one for the whole file; in files of other programs each part has one, unless they
+    were written without. Files of other kinds are skipped.
 
     Raises:
         ValueError: The file is damaged, or would take more memory than it has: torch packs nothing.
@@ -281,7 +288,7 @@ def _check_seal(path: Path) -> bool:
     """Whether a file has the checksum that ``save_checkpoint`` adds.
 
     Raises:
-        ValueError: It has, and is not what was written.
+        ValueError: It has one, and it does not match.
     """
     seal = _seal('0' * 64)
     left = max(path.stat().st_size - len(seal), 0)
@@ -298,36 +305,6 @@ def _check_seal(path: Path) -> bool:
     if end != _seal(digest.hexdigest()):
         raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     return True
-
-
-def convert(source: str | Path, target: str | Path, key: str | None = None) -> None:
-    """Write a checkpoint in the format that the ending of ``target`` names.
-
-    Args:
-        key: Of the state dict to write alone, as other programs want it; None for all of the file.
-            The description of the network is kept unless a .pth gets bare weights.
-
-    Raises:
-        FileExistsError: There is a ``target``.
-        FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
-    """
-    if Path(target).suffix not in ('.pth', '.safetensors'):
-        raise UserError(f'{target} must end in .pth or .safetensors.')
-    if os.path.lexists(target):
-        raise FileExistsError(f'{target} exists: remove it, or give another name.')
-    content = load_checkpoint(source)
-    if not isinstance(content, dict):
-        raise UserError(f'{source} holds a {type(content).__name__}; a dict is needed.')
-    content, described = split_description(content)
-    if key is not None:
-        if not isinstance(content.get(key), Mapping):
-            found = ', '.join(map(str, content)) or 'none'
-            raise UserError(f"{source} has no state dict '{key}'; its keys are: {found}.")
-        content = content[key]
-    is_bare = not any(isinstance(value, Mapping) for value in content.values())
-    if described and not (is_bare and Path(target).suffix == '.pth'):  # it would pass for a weight
-        content = {**content, DESCRIPTION: described}
-    save_checkpoint(content, target)
 
 
 def strip_wrapper_prefixes(
@@ -351,10 +328,10 @@ def strip_wrapper_prefixes(
 def take_below_prefix(
     state_dict: Mapping[str, Any], expected: Container[str], path: str | Path
 ) -> Mapping[str, Any]:
-    """Of a state dict in which all ``expected`` names begin with more, the part that is meant.
+    """The part of a state dict whose names are the ``expected`` ones after a prefix, if any.
 
-    So are written networks that are parts of something larger (``net_g.conv.weight``), and those of
-    torch's AveragedModel, beside ``n_averaged``. A warning says what is taken.
+    Networks inside something larger are stored so (``net_g.conv.weight``), and those of
+    torch's AveragedModel, beside ``n_averaged``. A warning names it.
 
     Raises:
         ValueError: There are several such parts.
@@ -374,7 +351,7 @@ def take_below_prefix(
     (prefix,) = prefixes
     found = _below(prefix, state_dict)
     logger.warning(
-        'Loading: of %s the names that begin with %s are taken, without that; %d others are not.',
+        'Loading: of %s the names with the prefix %s are used, without it; %d others are not.',
         *(path, prefix, len(state_dict) - len(found)),
     )
     return found
@@ -402,6 +379,8 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
     key = next((k for k in (param_key, *_USUAL_KEYS) if k in states), None)
     if key is not None:
         state = states[key]
+        if nested := why_nested(key, state):
+            raise UserError(f'{path} has no weights directly below {key!r}. {nested}')
     elif not states and any(isinstance(value, Tensor) for value in content.values()):
         state = content
     else:
@@ -424,10 +403,10 @@ def _below(prefix: str, state: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _tensors_alone(state: Mapping[Any, Any], path: str | Path) -> Mapping[str, Tensor]:
-    """The state dict without what is no tensor, such as a number of steps: a warning names it."""
+    """The state dict without non-tensors, such as a number of steps; a warning names them."""
     others = [str(name) for name, value in state.items() if not isinstance(value, Tensor)]
     if others:
-        logger.warning('Loading: %s has no tensors as %s, which are left out.', path, some(others))
+        logger.warning('Loading: %s has non-tensors, which are left out: %s.', path, some(others))
         state = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     reason = next(filter(None, itertools.starmap(why_unusable, state.items())), '')
     if reason:

@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSeries:
-    """Writes checkpoints one after the other.
+    """Writes checkpoints in sequence.
 
     Args:
         models: Folder of the networks.
         keep_last: States to keep, with their networks; None keeps all.
-        every, last: After how many iterations, and after which one, a state is written. Others are
-            those that a signal adds.
+        every, last: Interval in iterations, and the last iteration, of regular states. Others are
+            added by signals.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CheckpointSeries:
         self.prune(path.parent, _number(path))
 
     def is_regular(self, state: Path) -> bool:
-        """Whether a run that meets no signal has this state."""
+        """Whether an undisturbed run also writes this state."""
         return _number(state) % self._every == 0 or _number(state) == self._last
 
     def prune(self, folder: str | Path, iteration: int) -> None:
@@ -72,20 +72,23 @@ class CheckpointSeries:
                 self._remove(state)
 
     def _remove(self, state: Path) -> None:
-        """Remove networks and then their state, by which a killed removal is found and finished.
+        """Remove networks and then their state, so that a killed removal can be found and finished.
 
-        Networks without a state are not touched: they may be kept on purpose.
+        Networks without a state are not touched: they may be kept on purpose. Of the averages of
+        ``train.posthoc_ema``, which stay for ``basicsr average``, those go that a signal added.
         """
-        networks = self._models.glob(f'net_*_{state.stem}.*')
+        networks = [*self._models.glob(f'net_*_{state.stem}.*')]
+        if not self.is_regular(state):
+            networks += self._models.glob(f'averages*_{state.stem}.pth')
         try:
             for file in (*networks, state):
                 file.unlink(missing_ok=True)
-        except OSError as error:  # the run itself has what it needs
+        except OSError as error:  # the run itself is not affected
             logger.warning('logger.keep_last: cannot remove %s: %s', state, error)
 
 
 def numbered_states(folder: str | Path) -> list[Path]:
-    """The files ``<iter>.state`` of a folder by iteration; of a folder that is not there none."""
+    """The files ``<iter>.state`` of a folder by iteration; none if there is no such folder."""
     states = (file for file in Path(folder).glob('*.state') if re.fullmatch(r'\d+', file.stem))
     return sorted(states, key=_number)
 
@@ -93,7 +96,7 @@ def numbered_states(folder: str | Path) -> list[Path]:
 def set_aside_later(path: Mapping[str, Any], iteration: int) -> None:
     """Move checkpoints beyond the iteration that a run is resumed at into a folder of their own.
 
-    They are damaged, or of what has been given up: the newest state shall be of this run.
+    They are damaged or abandoned: the newest state must belong to this run.
 
     Args:
         path: The options of that section.

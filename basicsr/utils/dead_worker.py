@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-# As torch names workers: by the signal, where it has seen one, or as processes that are gone.
+# Torch's two messages: with the signal, where it has seen one, or of processes that are gone.
 _BY_SIGNAL = re.compile(r'DataLoader worker \(pid (\d+)\) is killed by signal: (.+?)\. ')
 _GONE = re.compile(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly')
 
 
 def dead_worker(error: BaseException | None) -> tuple[str, str | None] | None:
-    """Process id of the worker whose death an error tells of, and the name of the signal, if known.
+    """Process id of the worker whose death an error reports, and the name of the signal, if known.
 
     None for any other error.
     """
-    # An outer error may only say that a worker is gone where an inner one has the signal.
+    # An outer error may say only that a worker is gone while an inner one has the signal.
     texts = [
         f'{text} '
         for link in error_chain(error)
@@ -39,8 +39,8 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
 def note_signals(error: Exception, workers: Sequence[Any]) -> None:
     """Add to the error of a loader which signals killed its workers.
 
-    torch learns of it from a handler of SIGCHLD. Where the loader's thread meets the loss first, or
-    a fork server is the parent, the exit status alone tells.
+    torch learns of it from a SIGCHLD handler. If the loader's thread notices the loss first, or
+    a fork server is the parent, only the exit status tells.
     """
     if workers and isinstance(error, ConnectionError | EOFError):  # it may still be about to end
         connection.wait([worker.sentinel for worker in workers], timeout=5)

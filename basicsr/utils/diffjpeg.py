@@ -5,7 +5,7 @@ https://machine-learning-and-computer-security.github.io/mlsec17_paper_54.pdf
 
 The steps and the quantisation tables are those of JPEG itself (ITU-T T.81, Annex A and K,
 https://www.w3.org/Graphics/JPEG/itu-t81.pdf) with the colours of JFIF; entropy coding is left out,
-for it loses nothing. Between the steps, colour images are (b, h, w, 3), in [0, 255], and planes
+since it is lossless. Between the steps, colour images are (b, h, w, 3), in [0, 255], and planes
 are cut into blocks (b, number, 8, 8), whose coefficients are indexed by vertical, then horizontal
 frequency.
 """
@@ -22,7 +22,7 @@ from .errors import UserError
 
 Rounding = Callable[[Tensor], Tensor]
 
-# Table K.1 of T.81, transposed: BasicSR has always had it so, and its networks are trained on it.
+# Table K.1 of T.81, transposed: BasicSR has always used it so, and its networks are trained on it.
 y_table = torch.tensor(
     [
         [16, 11, 10, 16, 24, 40, 51, 61],
@@ -51,12 +51,12 @@ RGB_TO_YCBCR = torch.tensor(
 YCBCR_TO_RGB = torch.tensor([[1, 0, 1.402], [1, -0.344136, -0.714136], [1, 1.772, 0]])
 YCBCR_OFFSET = torch.tensor([0.0, 128.0, 128.0])
 
-# Quantisation steps vanish towards quality 100. This one changes no pixel, and 0 would give NaN.
+# Quantisation steps vanish towards quality 100. This minimum changes no pixel; 0 would give NaN.
 SMALLEST_STEP = 1e-3
 
 
 def diff_round(x: Tensor) -> Tensor:
-    """Round softly: the rounding plus the cube of what it removes, whose gradient is not zero."""
+    """Differentiable rounding: the rounded value plus the cube of the rounding error."""
     rounded = x.round()
     return rounded + (x - rounded) ** 3
 
@@ -294,12 +294,12 @@ class DeCompressJpeg(nn.Module):
 
 
 class DiffJPEG(nn.Module):
-    """What JPEG compression leaves of an image.
+    """JPEG compression and decompression of an image.
 
     It has no parameters and nothing in its state dict.
 
     Args:
-        differentiable: Round softly, so that gradients flow; else round as JPEG does.
+        differentiable: Use ``diff_round``, so that gradients flow; else round as JPEG does.
     """
 
     def __init__(self, differentiable: bool = True):
@@ -310,7 +310,7 @@ class DiffJPEG(nn.Module):
         self._round_trip = self._plain_round_trip
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """``torch.compile``, once for all sizes: images of other sizes compile nothing anew."""
+        """``torch.compile``, once for all sizes: images of other sizes do not recompile."""
         options.setdefault('dynamic', True)
         self._round_trip = torch.compile(self._plain_round_trip, *args, **options)
 
@@ -332,7 +332,7 @@ class DiffJPEG(nn.Module):
         image = x.to(torch.promote_types(x.dtype, torch.float32))
         image = F.pad(image.expand(b, 3, h, w), (0, -w % 16, 0, -h % 16))
         factor = quality_to_factor(quality)
-        # Autocast would take the transform's products to half precision: an error of whole steps.
+        # Autocast would run the transform in half precision: an error of whole quantisation steps.
         with torch.autocast(x.device.type, enabled=False):
             image = self._round_trip(image, factor)
         return image[:, :c, :h, :w].to(x.dtype)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from .errors import UserError
+from .errors import MissingKeyError, UserError
 
 START_TIMEOUT = 120.0  # seconds at least, before the first step: imports, lists of files, workers
 _LATE = 5  # seconds after which a connection that should have timed out never will
@@ -40,8 +40,8 @@ def init_dist(
     Args:
         launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
         backend: 'nccl' becomes 'gloo' where there is no GPU.
-        timeout: Seconds after which processes that wait for each other are ended.
-        port: Where they meet on the first node (SLURM only); default: one by the job's number.
+        timeout: Seconds after which processes that wait for each other time out.
+        port: Where they meet on the first node (SLURM only); default: derived from the job number.
         **kwargs: Of ``init_process_group``.
 
     Raises:
@@ -61,7 +61,7 @@ def init_dist(
             'processes with: torchrun --nproc_per_node=N basicsr/train.py -opt FILE'
         )
     if torch.cuda.is_available():
-        # LOCAL_RANK, not RANK: on a second node RANK goes on counting while devices start at 0.
+        # LOCAL_RANK, not RANK: on a second node RANK continues while devices start at 0.
         local_rank = int(os.environ.get('LOCAL_RANK', '0'))
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     if backend == 'nccl' and not (torch.cuda.is_available() and dist.is_nccl_available()):
@@ -89,8 +89,8 @@ def limit_of_operations(timeout: float) -> datetime.timedelta:
 def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
     """The store to meet in, as arguments of ``init_process_group``.
 
-    A program that is no store may take a connection and never answer. torch would wait for it
-    without end: here it does in a thread, which is left to itself.
+    A program that is not a store may accept a connection and never answer. torch would wait for it
+    forever: here it does so in a thread, which is abandoned.
     """
     found: Future[tuple] = Future()
 
@@ -111,9 +111,9 @@ def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
     """As ``_meet``, under a name that only the ranks of this start know.
 
-    torchrun keeps its store when it starts all ranks again: there are the addresses of dead ones.
-    Their numbers of starts may differ, as a node may join later; so rank 0 makes a name up, and
-    answers every rank that has come, also the dead, until all of this start have its answer.
+    torchrun keeps its store when it restarts all ranks, with the addresses of dead ones.
+    Restart counts may differ, as a node may join later; so rank 0 invents a name, and
+    answers every rank that has arrived, also dead ones, until all of this start have its answer.
     """
     meeting = _meet(timeout)
     store, rank, world_size = meeting.values()
@@ -137,11 +137,13 @@ def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 def _slurm_environment(port: int | None) -> None:
-    """Translate SLURM's variables into those that torch reads; what is set already stays."""
+    """Translate SLURM's variables into those that torch reads; those already set are kept."""
     try:
         rank, world_size = os.environ['SLURM_PROCID'], os.environ['SLURM_NTASKS']
     except KeyError as error:
-        raise UserError(f'--launcher slurm: the environment has no {error.args[0]}.') from None
+        raise MissingKeyError(
+            f'--launcher slurm: the environment has no {error.args[0]}.'
+        ) from None
     os.environ.update(
         RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=os.environ.get('SLURM_LOCALID', '0')
     )

@@ -19,6 +19,10 @@ class ArgumentError(UserError, TypeError):
     """Arguments that a component does not take, or lacks."""
 
 
+class CheckError(UserError, AssertionError):
+    """Sizes or numbers that do not fit, for which BasicSR 1.x has an ``assert``."""
+
+
 class MissingPackageError(UserError, ImportError):
     """An optional package that is not installed."""
 

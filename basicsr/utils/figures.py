@@ -33,7 +33,7 @@ def enlarge(lq: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def side_by_side(panel: Panel, limit: int = 512) -> np.ndarray:
     """LQ (nearest neighbour), result and GT, those that there are, in one (h, w, 3) RGB image.
 
-    Of images larger than ``limit`` pixels the middle is shown.
+    Images larger than ``limit`` pixels are cropped to the centre.
     """
     height, width = panel['result'].shape[:2]
     images = [panel[key] for key in ('result', 'gt') if key in panel]

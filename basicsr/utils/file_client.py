@@ -3,14 +3,13 @@
 The clients hold only paths, so a dataset that owns one can be pickled for worker processes.
 """
 
-import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import MissingKeyError, MissingPackageError, UserError
+from .errors import CheckError, MissingKeyError, MissingPackageError, UserError
 from .lmdb_check import check_lmdb
 from .text import some
 
@@ -37,7 +36,7 @@ class HardDiskBackend(BaseStorageBackend):
         return os.getcwd()
 
     def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
-        """What changes when the content of a file does."""
+        """A stamp that changes with the content of a file."""
         status = os.stat(filepath)
         return status.st_size, status.st_mtime_ns
 
@@ -100,9 +99,10 @@ class LmdbBackend(BaseStorageBackend):
         paths = [db_paths] if isinstance(db_paths, str | Path) else list(db_paths)
         keys = [client_keys] if isinstance(client_keys, str) else list(client_keys)
         if len(paths) != len(keys):
-            raise UserError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
+            raise CheckError(f'{len(paths)} db_paths need as many client_keys, got {keys}.')
         for path in paths:
             check_lmdb(path)
+            _forget_replaced(str(Path(path).resolve()))
         self.db_paths = {
             key: str(Path(path).resolve()) for key, path in zip(keys, paths, strict=True)
         }
@@ -120,7 +120,7 @@ class LmdbBackend(BaseStorageBackend):
         if client_key not in self.db_paths:
             raise MissingKeyError(f"client_key '{client_key}' is not one of {list(self.db_paths)}.")
         path = self.db_paths[client_key]
-        database, error_class = _open_lmdb(path, **self._options)
+        database, error_class = _open_lmdb(path, self._options)
         try:
             with database.begin(write=False) as transaction:
                 return transaction.get(str(filepath).encode())
@@ -132,21 +132,41 @@ class LmdbBackend(BaseStorageBackend):
         return self.db_paths[client_key]
 
     def stamp(self, filepath: str | Path, client_key: str = 'default') -> Stamp:
-        """What changes when the content of the database does."""
+        """A stamp that changes with the content of the database."""
         status = os.stat(os.path.join(self.db_paths[client_key], 'data.mdb'))
         return status.st_size, status.st_mtime_ns
 
 
-@functools.cache
-def _open_lmdb(path: str, **options: Any) -> tuple[Any, type[Exception]]:
+# LMDB allows a database to be opened once per process: all backends share these handles, by path
+# and options. The second value tells which file the handle has open.
+_opened: dict[tuple[str, str], tuple[Any, tuple[int, int]]] = {}
+
+
+def _open_lmdb(path: str, options: Mapping[str, Any]) -> tuple[Any, type[Exception]]:
     """The database, and the class of its errors."""
-    # LMDB allows a database to be opened once per process: two datasets may share this handle.
     import lmdb
 
-    try:
-        return lmdb.open(path, **options), lmdb.Error
-    except (lmdb.Error, TypeError, OverflowError) as error:
-        raise UserError(f'cannot open the LMDB {path} with {options}: {error}.') from error
+    key = path, repr(sorted(options.items()))
+    if key not in _opened:
+        try:
+            _opened[key] = lmdb.open(path, **options), _file_of(path)
+        except (lmdb.Error, TypeError, OverflowError) as error:
+            raise UserError(f'cannot open the LMDB {path} with {options}: {error}.') from error
+    return _opened[key][0], lmdb.Error
+
+
+def _forget_replaced(path: str) -> None:
+    """Drop handles of a database that was removed since, and made anew at the same path."""
+    for key, (_, file) in list(_opened.items()):
+        # An open file keeps its number, so that a new one has another. A thread that is still
+        # reading closes the old database when it is done.
+        if key[0] == path and file != _file_of(path):
+            del _opened[key]
+
+
+def _file_of(path: str) -> tuple[int, int]:
+    status = os.stat(os.path.join(path, 'data.mdb'))
+    return status.st_dev, status.st_ino
 
 
 class FileClient:

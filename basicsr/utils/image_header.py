@@ -1,4 +1,4 @@
-"""What an image file says of itself where OpenCV keeps silent, or acts on it unasked."""
+"""Read image headers for what OpenCV does not report, or applies without being asked."""
 
 import re
 import struct
@@ -12,12 +12,13 @@ from .errors import UserError
 _FORMATS = re.compile(
     rb'\x89PNG\r\n\x1a\n|\xff\xd8\xff|BM|II[*+]\0|MM\0[*+]|RIFF.{4}WEBP|P[1-6]\s', re.DOTALL
 )
+_TEXT_OF_PNM = re.compile(rb'P[123]\s')
 # Magic number, width, height, and the value of white, with comments between them.
 _WHITE_OF_PNM = re.compile(rb'P[2356](?:(?:\s|#[^\n]*\n)+(\d+)){3}')
 
-# JPEG's markers of a frame, in which the size of the image stands (T.81, table B.1).
+# JPEG's frame markers, which hold the size of the image (T.81, table B.1).
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-# JPEG writes a bit for 64 pixels at least, so half of this.
+# JPEG needs at least one bit per 64 pixels: 512 pixels per byte, with a factor of 2 to spare.
 _MOST_PIXELS_PER_BYTE = 1024
 
 # Tags of TIFF 6.0, and the bytes that a value takes by its type (BigTIFF has 8 as well).
@@ -26,7 +27,7 @@ _PLANES = 284
 _TAGS = (_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _PLANES, _EXTRA, _KIND)
 _NEXT_PAGE = 0  # no tag
 _SIZES = {1: 1, 3: 2, 4: 4, 6: 1, 8: 2, 9: 4, 16: 8, 17: 8}
-_KINDS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}  # 4: not known
+_KINDS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}  # 4: unknown
 _FLOAT, _PALETTE, _SEPARATED = 3, 3, 5
 
 
@@ -39,26 +40,30 @@ class _Field(NamedTuple):
 
 
 def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
-    """The file without what would make OpenCV alter its pixels, and whether these are floats.
+    """The file without what would make OpenCV alter its pixels, and whether they are floats.
 
     OpenCV turns a TIFF by its orientation and multiplies it by its alpha, whatever the flags.
 
     Raises:
-        ValueError: The format is none of those that a dataset reads, or a TIFF of a kind that
+        ValueError: The format is not one that a dataset reads, or a TIFF of a kind that
             OpenCV does not read as stored, or a JPEG file is far too small for its pixels.
     """
     if not _FORMATS.match(content):
         raise UserError(
-            f'The {len(content)} bytes are no PNG, JPEG, BMP, TIFF, WebP, PGM or PPM image.'
+            f'The {len(content)} bytes are not a PNG, JPEG, BMP, TIFF, WebP, PGM or PPM image.'
         )
     if not _is_tiff(content):
         _check_jpeg(content)
         _check_bmp(content)
-        return content, False
+        # OpenCV takes the last number of a text for cut off if nothing follows it.
+        is_text = _TEXT_OF_PNM.match(content) and content[-1:].isdigit()
+        return content + b'\n' if is_text else content, False
     fields = _read_tiff(content)
     _check_tiff(fields)
     altered = [fields[tag] for tag in (_ORIENTATION, _EXTRA) if _value(fields, tag) > 1]
-    stored = bytearray(content) if altered else content
+    if not altered:
+        return content, _value(fields, _KIND) == _FLOAT
+    stored = bytearray(content)
     for _, place, size in altered:
         stored[place : place + size] = (1).to_bytes(size, _byte_order(content))
     return stored, _value(fields, _KIND) == _FLOAT
@@ -67,7 +72,7 @@ def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
 def remarks(
     content: bytes, img: np.ndarray, skip: Container[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What a decoded image leaves out of its file, or may not be meant as it is read.
+    """Warnings about what decoding drops from a file, or may misinterpret.
 
     Args:
         skip: Kinds not to look for.
@@ -146,7 +151,7 @@ def _has_webp_flag(content: bytes, flag: int) -> bool:
 
 
 def _possible_white(content: bytes, img: np.ndarray) -> int:
-    """What may be meant as white if that is less than the type of the values allows; else 0."""
+    """The value that may be meant as white if it is below the maximum of the type; else 0."""
     pnm = _WHITE_OF_PNM.match(content)
     if pnm and int(pnm[1]) < np.iinfo(img.dtype).max:
         return int(pnm[1])
@@ -164,17 +169,17 @@ def _check_jpeg(content: bytes) -> None:
             width = int.from_bytes(content[place + 7 : place + 9], 'big')
             if height * width > _MOST_PIXELS_PER_BYTE * len(content):
                 raise UserError(
-                    f'{len(content)} bytes are no JPEG image of {height} x {width} pixels '
-                    '(height x width): cut off or damaged.'
+                    f'{len(content)} bytes are not a JPEG image of {height} x {width} pixels '
+                    '(height x width): truncated or damaged.'
                 )
             return
-        # Of a segment its length follows; fill bytes may come before one.
+        # The length of a segment follows its marker; fill bytes may precede one.
         length = 2 + int.from_bytes(content[place + 2 : place + 4], 'big')
         place += 1 if marker == 0xFF else length
 
 
 def _check_bmp(content: bytes) -> None:
-    """Refuse a BMP file whose bit masks put the channels in an order that OpenCV does not know."""
+    """Refuse a BMP file whose bit masks order the channels in a way unknown to OpenCV."""
     is_bmp, kind = content.startswith(b'BM'), int.from_bytes(content[30:34], 'little')
     if is_bmp and content[28:30] == b'\x20\0' and kind in (3, 6):  # BI_BITFIELDS
         masks = struct.unpack_from('<3I', content.ljust(66, b'\0'), 54)
@@ -194,7 +199,7 @@ def _byte_order(content: bytes) -> Literal['little', 'big']:
 
 
 def _read_tiff(content: bytes) -> dict[int, _Field]:
-    """The tags of the first page; what lies behind the end of the file is 0."""
+    """The tags of the first page; what lies beyond the end of the file is 0."""
     order = _byte_order(content)
 
     def number(place: int, size: int) -> int:
@@ -205,12 +210,12 @@ def _read_tiff(content: bytes) -> dict[int, _Field]:
     page = number(start, word)
     entry = struct.Struct(('<' if order == 'little' else '>') + ('HHQ8x' if is_big else 'HHI4x'))
     first = page + counter
-    end = first + entry.size * min(number(page, counter), 0xFFFF)  # libtiff refuses more
+    end = first + entry.size * min(number(page, counter), 0xFFFF)  # libtiff rejects more
     fields = {_NEXT_PAGE: _Field(number(end, word), end, word)}
     whole = max(min(end, len(content)) - first, 0) // entry.size * entry.size
     entries = entry.iter_unpack(content[first : first + whole])
     for index, (tag, kind, count) in enumerate(entries):
-        if tag not in _TAGS or tag in fields:  # of one that is there twice libtiff takes the first
+        if tag not in _TAGS or tag in fields:  # of a repeated tag libtiff takes the first
             continue
         size, place = _SIZES.get(kind, 0), first + (index + 1) * entry.size - word
         if size * count > word:
@@ -228,13 +233,13 @@ def _check_tiff(fields: dict[int, _Field]) -> None:
     bits, samples = _value(fields, _BITS, 1), _value(fields, _SAMPLES, 1)
     kind = _KINDS.get(_value(fields, _KIND, 1), 'unknown')
     is_readable = bits <= 16 if kind == 'unsigned' else kind == 'float' and bits in (32, 64)
-    # Black and white change places (photometric 0) in 8 bits alone, and 16-bit gray with alpha
-    # comes out with 8.
+    # Black and white are swapped (photometric 0) only in 8 bits, and 16-bit gray with alpha
+    # is reduced to 8.
     photometric = _value(fields, _PHOTOMETRIC)
     is_plain = photometric in (1, 2) and samples in (1, 3, 4)
-    # Planes one after the other are taken as interleaved above 8 bits.
+    # Separate planes are read as interleaved above 8 bits.
     is_plain = is_plain and (samples == 1 or _value(fields, _PLANES, 1) == 1)
-    # CIELab and the like, from 8 on, become RGB by OpenCV's own formulas.
+    # CIELab and the like, from 8 on, are converted to RGB by OpenCV's own formulas.
     if not is_readable or not (is_plain or (bits <= 8 and photometric <= 6)):
         raise UserError(
             f'A TIFF of {bits}-bit {kind} values, {samples} a pixel, photometric '

@@ -6,12 +6,17 @@ from typing import Any
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a package, from modules to the blank-separated names in them."""
+    """A ``__getattr__`` for a package or module, from modules to the blank-separated names in them.
+
+    A module is one of the package, or has its full name, ``basicsr.…``.
+    """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def load(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
-        return getattr(import_module(f'.{home_of[name]}', package), name)
+        home = home_of[name]
+        is_full = home.startswith('basicsr.')
+        return getattr(import_module(home if is_full else f'{package}.{home}'), name)
 
     return load

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from .errors import MissingPackageError, UserError
 
-# Values take nearly all of a file, and are not read: the last byte of the last one tells that the
-# others are there. The map has room for any value beyond the file, where all reading is an error.
+# Values take nearly all of a file, and are not read: the last byte of the last one shows that the
+# others are present. The map has room for any value beyond the file, where all reading is an error.
 _WALK = """
 import ctypes, os, sys
 import lmdb
@@ -44,7 +44,7 @@ with lmdb.open(sys.argv[1], **options) as database, database.begin(buffers=True)
 
 
 def check_lmdb(folder: str | Path) -> None:
-    """Refuse a database that would lead its library out of the file.
+    """Refuse a database that would make the library read outside of the file.
 
     Raises:
         FileNotFoundError: ``folder`` has no data.mdb.

@@ -29,7 +29,7 @@ def read_img_worker(path: str | Path, key: str, compress_level: int) -> tuple[st
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file is no complete image, or one that PNG cannot hold; it is named.
+        ValueError: The file is not a complete image, or PNG cannot hold it; the message names it.
     """
     try:
         img = read_unchanged(path)

@@ -29,14 +29,14 @@ _FORMAT = '%(asctime)s %(levelname)s: %(message)s'
 
 
 class _PlainFormatter(logging.Formatter):
-    """Shows a terminal nothing that it would obey: messages hold names of files."""
+    """Escapes control characters, which a terminal would obey: messages hold names of files."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 class _Handler(logging.StreamHandler):
-    """Lets the error through by which torch, from a signal's handler, tells of a dead worker."""
+    """Re-raises the error by which torch, in a signal handler, reports a dead worker."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if dead_worker(sys.exc_info()[1]):
@@ -55,7 +55,7 @@ class _ConsoleHandler(_Handler):
 
 
 class _LogFile(logging.FileHandler, _Handler):
-    """A text log; if the disk is full it warns once, and lines are lost."""
+    """A text log; on a full disk it warns once, and lines are lost."""
 
     _has_failed = False
 
@@ -71,7 +71,7 @@ class _LogFile(logging.FileHandler, _Handler):
 
 
 class _EarlyLines(logging.Handler):
-    """Keeps what is said before there is a log file."""
+    """Buffers what is logged before there is a log file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def get_root_logger(
     """The logger that every module's ``logging.getLogger(__name__)`` reports to.
 
     The first call sets up the console; a call with ``log_file`` adds that file, which begins with
-    what was said before. Ranks above 0 print errors only and write no file.
+    what was logged before. Ranks above 0 print errors only and write no file.
     """
     root = logging.getLogger(logger_name)
     rank = get_dist_info()[0]
@@ -141,7 +141,7 @@ class AvgTimer:
     """Seconds between ``start`` and ``record``: the last one and the mean of recent ones."""
 
     def __init__(self, window: int = 200):
-        self.window = window  # the mean starts anew after so many records, to follow changes
+        self.window = window  # the mean is restarted after so many records, to follow changes
         self.current_time = 0.0
         self.total_time = 0.0
         self.count = 0
@@ -222,16 +222,16 @@ class MessageLogger:
 
     def _time_left(self, current_iter: int, iter_time: float) -> str:
         done = current_iter - self.start_iter
-        # The clock is started after the first one.
+        # The clock starts after the first iteration.
         per_iter = (time.perf_counter() - self.start_time) / done if done > 0 else iter_time
         left = per_iter * max(self.max_iters - current_iter, 0)
         return str(datetime.timedelta(seconds=int(left)))
 
 
 class ScalarWriter:
-    """Scalars and images to every place that is wanted; takes the part of TensorBoard's writer.
+    """Writes scalars and images to every chosen destination; used like TensorBoard's writer.
 
-    A place that fails (its disk is full, its server gone) is dropped with one warning: a run is
+    A destination that fails (disk full, server gone) is dropped with one warning: a run is
     worth more than its curves.
     """
 
@@ -292,8 +292,8 @@ class JsonlWriter(_RowWriter):
 
     Args:
         path: The file; a resumed run appends to it.
-        resume_iter: Iterations that the resumed state has; what the file says of later ones (and
-            of the validation at that iteration, which is done again) is made anew, so it goes.
+        resume_iter: Iteration of the resumed state; rows of later iterations (and
+            of the validation at that iteration, which is repeated) are removed.
     """
 
     def __init__(self, path: str | Path, resume_iter: int = 0):
@@ -321,7 +321,7 @@ class JsonlWriter(_RowWriter):
 
 
 def read_rows(path: str | Path, number: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines, without the half a line that a killed run may end with.
+    """The rows of a JSON Lines file, without the partial line that a killed run may end with.
 
     Args:
         number: A key that every row has, with a whole number; lines that have none are damaged.
@@ -332,7 +332,7 @@ def read_rows(path: str | Path, number: str | None = None) -> list[dict[str, Any
 def keep_rows(
     path: Path, number: str, is_kept: Callable[[dict[str, Any]], bool] = lambda _: True
 ) -> None:
-    """Leave some rows out of a file; what is damaged stays beside it, under another name.
+    """Remove some rows from a file; a damaged original is kept beside it, under another name.
 
     Args:
         number: As of ``read_rows``.
@@ -340,21 +340,21 @@ def keep_rows(
     aside = path.with_name(f'{path.name}_damaged_{get_time_str()}')
     try:
         rows = _parsed_rows(path, number)
-    except OSError as error:  # a folder, or on a part of the disk that cannot be read
+    except OSError as error:  # a folder, or on an unreadable part of the disk
         path.rename(aside)
-        logger.warning('%s cannot be read, and is %s now: %s', path, aside, error)
+        logger.warning('%s is unreadable and has been renamed to %s: %s', path, aside, error)
         rows = []
     damaged = sum(row is None for row in rows)
     if damaged:
         shutil.copy2(path, aside)
-        logger.warning('%s: %d lines are damaged and left out; as it was: %s', path, damaged, aside)
+        logger.warning('%s: %d damaged lines removed; the original is %s', path, damaged, aside)
     kept = (json.dumps(row) + '\n' for row in rows if row is not None and is_kept(row))
     with atomic_path(path) as temporary:
         temporary.write_text(''.join(kept), encoding='utf-8')
 
 
 def _parsed_rows(path: str | Path, number: str | None) -> list[dict[str, Any] | None]:
-    """The rows of a file of JSON lines; None for a damaged one, but for half a line at the end."""
+    """The rows of a JSON Lines file; None for a damaged one, except a partial line at the end."""
     *lines, last = Path(path).read_bytes().split(b'\n')
     rows = [_parsed(line, number) for line in lines]
     return [*rows, *filter(None, [_parsed(last, number)])]
@@ -378,7 +378,7 @@ class TensorBoardWriter:
             raise MissingPackageError(
                 'logger.use_tb_logger needs: pip install tensorboard (or set it to false)'
             ) from error
-        # Events past the resumed iteration are hidden: they are made anew.
+        # Events past the resumed iteration are hidden: they will be written again.
         purge_step = resume_iter + 1 if resume_iter else None
         threads = set(threading.enumerate())
         self._writer = SummaryWriter(str(log_dir), purge_step=purge_step)
@@ -409,7 +409,7 @@ def _leave_errors_to_flush(threads: set[threading.Thread]) -> None:
 
 
 class WandbWriter(_RowWriter):
-    """A wandb run; its id is kept in the experiment folder and used again by a resume only."""
+    """A wandb run; its id is kept in the experiment folder and reused only by a resume."""
 
     def __init__(self, opt: dict, resumed: bool = False):
         super().__init__()
@@ -427,7 +427,7 @@ class WandbWriter(_RowWriter):
         if resumed and not run_id and id_file.exists():
             run_id = id_file.read_text(encoding='utf-8', errors='replace').strip()
             if not re.fullmatch(r'[\w. -]+', run_id, re.ASCII):
-                logger.warning('%s is damaged: wandb begins a new run.', id_file)
+                logger.warning('%s is damaged: wandb starts a new run.', id_file)
                 run_id = None
         settings = {'name': opt['name'], 'dir': str(folder), 'reinit': 'finish_previous', **options}
         resume = 'allow' if run_id else 'never'
@@ -455,7 +455,7 @@ class WandbWriter(_RowWriter):
 
 
 def init_tb_logger(log_dir: str | Path) -> ScalarWriter:
-    """A writer only for TensorBoard, on rank 0; on other ranks it writes nothing."""
+    """A writer for TensorBoard only, on rank 0; on other ranks it writes nothing."""
     return ScalarWriter(*([TensorBoardWriter(log_dir)] if get_dist_info()[0] == 0 else []))
 
 
@@ -484,7 +484,7 @@ def init_tb_loggers(opt: dict, resume_iter: int = 0) -> ScalarWriter:
 
 
 def tb_folder(opt: dict) -> Path:
-    """Where TensorBoard's events of a run are."""
+    """The folder of a run's TensorBoard events."""
     return Path(opt['root_path']) / 'tb_logger' / opt['name']
 
 

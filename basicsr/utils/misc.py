@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,9 @@ except ImportError:  # Windows has none
 
 logger = logging.getLogger(__name__)
 
-_claims: list[IO] = []  # locks last as long as their files are open
+_LONG_NAME = 180  # bytes; systems end at 255
+
+_claims: list[IO] = []  # locks are held as long as their files are open
 
 
 def set_random_seed(seed: int) -> None:
@@ -45,7 +48,7 @@ def get_time_str() -> str:
 def mkdir_and_rename(path: str | Path) -> Path | None:
     """Make the folder ``path``; returns the archive name that an existing one is moved to."""
     path, archive = Path(path), None
-    if os.path.lexists(path):  # of a link it is the link that is moved, wherever it leads
+    if os.path.lexists(path):  # a link itself is moved, not its target
         archive = path.with_name(f'{path.name}_archived_{get_time_str()}')
         while os.path.lexists(archive):
             archive = archive.with_name(f'{archive.name}_1')
@@ -72,8 +75,8 @@ def make_exp_dirs(opt: dict) -> Path | None:
 def claim_folder(folder: str | Path) -> None:
     """Mark a run's folder as in use, until this process ends.
 
-    The mark is a lock on a file beside the folder, which the system lifts from a killed process.
-    Where there are no such locks (Windows, some network file systems) it is left unprotected.
+    The mark is a lock on a file beside the folder, which the system releases when a process dies.
+    Where there are no such locks (Windows, some network file systems) the folder is unprotected.
 
     Raises:
         BlockingIOError: Another process has claimed it.
@@ -103,7 +106,7 @@ def claim_folder(folder: str | Path) -> None:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
-    """Keep other processes out of such a block on the same file, which is made if need be.
+    """Keep other processes out of such a block on the same file, which is created if necessary.
 
     Yields:
         Whether they are kept out: some network file systems have no locks.
@@ -136,7 +139,7 @@ def scandir(
         suffix: Ending or endings of the names to keep; None keeps all.
         recursive: Look into sub-folders too, hidden ones left out.
         full_path: Yield ``dir_path/…`` in place of paths relative to ``dir_path``.
-        broken_links: Yield links that lead nowhere, too: who reads them finds the file missing.
+        broken_links: Also yield broken links: reading one reports the missing file.
     """
     if suffix is not None and not isinstance(suffix, str | tuple):
         raise TypeError(f'suffix must be a string or a tuple of strings, got {suffix!r}.')
@@ -160,7 +163,7 @@ def _scan(
         status = os.stat(folder)
         above = *above, (status.st_dev, status.st_ino)
         if above[-1] in above[:-1]:
-            raise UserError(f'{folder} is a link to a folder that it lies in: remove the link.')
+            raise UserError(f'{folder} is a link to one of its parent folders: remove the link.')
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith('.'):
@@ -175,11 +178,11 @@ def _scan(
 
 @contextmanager
 def best_effort(what: str) -> Iterator[None]:
-    """Within the block an error is one warning: a run is worth more than its pictures."""
+    """Turn an error in the block into one warning: a run is worth more than its pictures."""
     try:
         yield
     except Exception as error:
-        if dead_worker(error):  # which torch raises wherever the program is
+        if dead_worker(error):  # which torch may raise anywhere
             raise
         reason = printable(f'{type(error).__name__}: {error}'.partition('\n')[0])
         logger.warning('%s could not be made: %s', what, reason)
@@ -192,14 +195,17 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
     A crash at any moment leaves either the old file or the new one.
 
     Args:
-        durable: Wait until the disk has it, so that this is true of a power cut as well.
+        durable: Flush it to the disk, so that this also holds after a power cut.
 
     Raises:
         OSError: The file could not be written; says where and how much space is free.
     """
     path = Path(path)
     writer = f'{os.getpid()}-{threading.get_ident()}'
-    temporary = path.with_name(f'.{path.name}.{writer}.tmp')
+    # What the writer adds must not make a name too long that is not by itself.
+    is_long = len(os.fsencode(path.name)) > _LONG_NAME
+    name = f'{zlib.crc32(os.fsencode(path.name)):08x}' if is_long else path.name
+    temporary = path.with_name(f'.{name}.{writer}.tmp')
     try:
         yield temporary
         if durable:

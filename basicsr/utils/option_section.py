@@ -34,7 +34,7 @@ class OptionSection(dict):
         return [key for key in given if key not in self.asked and (*self.path, key) in self.places]
 
     def place(self, *keys: str) -> str:
-        """Where a key below this section was given, or the longest part of its path that was."""
+        """Where a key below this section was given, or the longest given part of its path."""
         path = (*self.path, *keys)
         found = (path[:length] for length in range(len(path), 0, -1))
         return next((self.places[part] for part in found if part in self.places), '')
@@ -55,7 +55,7 @@ class OptionSection(dict):
         self.asked.add(key)
         return super().__contains__(key)
 
-    def __iter__(self) -> Iterator:  # without one of its own, {**section} would pass by the record
+    def __iter__(self) -> Iterator:  # without this override, {**section} would bypass the record
         return super().__iter__()
 
     def items(self) -> Any:
@@ -87,7 +87,7 @@ class OptionSection(dict):
 
 
 def place_of(opt: Mapping, *keys: str) -> str:
-    """``file:line: a.b: `` of an option, as far as the options know it, to begin a message with."""
+    """``file:line: a.b: `` of an option, as far as it is known, as the prefix of a message."""
     place = opt.place(*keys) if isinstance(opt, OptionSection) else ''
     path = (*getattr(opt, 'path', ()), *keys)
     return f'{place}: {".".join(path)}' if place else '.'.join(path)

@@ -21,14 +21,14 @@ from pydantic import (
 
 from .errors import UserError
 
-# Of a folder or a file on any system.
+# Names of folders and files that are valid on every system.
 _PLAIN_NAME = r'[\w+-][^/\\:*?"<>|\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{0,199}'
 _RESERVED = re.compile(r'(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)  # by Windows
 _LONGEST_NAME = 200  # bytes; files of a run add up to 55 to it, and systems end at 255
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a folder or a file may have the name on any system, and stays in its folder."""
+    """Whether a name is valid for a folder or file on every system, and stays in its folder."""
     return (
         re.fullmatch(_PLAIN_NAME, text) is not None
         and len(text.encode('utf-8', 'replace')) <= _LONGEST_NAME
@@ -93,7 +93,7 @@ class Section(BaseModel):
 
     @classmethod
     def known(cls) -> set[str]:
-        """Names of all keys that are spelt right."""
+        """Names of all keys that are spelt correctly."""
         return {*cls.model_fields, *cls.also_known.split()}
 
     @classmethod
@@ -106,7 +106,7 @@ class Section(BaseModel):
         return False
 
     def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Where options that are right by themselves do not go together, and why."""
+        """Where options that are valid by themselves cannot be combined, and why."""
         yield from ()
 
     @classmethod
@@ -131,6 +131,8 @@ class DatasetOptions(Section):
         'betap_range2 sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples '
         'shuffle_buffer shuffle_seed'
     )
+    # Those of them that are true or false.
+    flags: ClassVar[str] = 'pad_small recursive use_hflip use_rot'
 
     name: Annotated[str, AfterValidator(lambda name: name and _plain_name(name))] = Field(
         '', description='used in log lines and result folders; default: the key'
@@ -184,7 +186,7 @@ class TrainDatasetOptions(DatasetOptions):
         description='cpu: a thread prefetches batches; cuda: it also copies them to the GPU '
         'ahead of time; ~: cuda with pin_memory, else cpu if there are loader processes',
     )
-    cache: str | bool = Field('auto', description='decoded images: auto, off, or a folder')
+    cache: str | bool = Field('auto', description='decoded images: auto, off, device, or a folder')
     on_error: Literal['raise', 'skip'] = Field(
         'raise', description='an unreadable image ends the run, or is replaced by another one'
     )
@@ -516,7 +518,7 @@ class TrainingOptions(Options):
         for number, stage in enumerate(stages):
             where = *path, str(number)
             if stage.iters is None and stage is not stages[-1]:
-                yield where, 'needs iters: only the last stage goes on to the end'
+                yield where, 'needs iters: only the last stage lasts to the end'
             if stage.gt_size is None and own_size is None:
                 yield where, 'needs a gt_size, since datasets.train has none'
             sizes = stage.gt_size if isinstance(stage.gt_size, list) else [stage.gt_size or 0]
@@ -530,7 +532,7 @@ class TrainingOptions(Options):
         if self.train.on_nonfinite == 'skip':
             where, others = ('train', 'on_nonfinite'), self.train.model_extra or {}
             if self.train.sharding:
-                yield where, 'skip does not go with train.sharding: take rollback or stop'
+                yield where, 'skip cannot be combined with train.sharding: take rollback or stop'
             for name in ('optim_g', 'optim_d'):
                 if isinstance(others.get(name), dict) and str(others[name].get('type')).endswith(
                     'LBFGS'
@@ -539,13 +541,13 @@ class TrainingOptions(Options):
 
         mixing = self.train.mixing
         total = sum(mix.prob for mix in (mixing.mixup, mixing.cutmix) if mix) if mixing else 0
-        if total > 1 + 1e-9:  # the sum of decimal fractions is not exact
-            yield ('train', 'mixing'), f'prob of mixup and cutmix are {total:g} together, above 1'
+        if total > 1 + 1e-9:  # sums of decimal fractions are inexact
+            yield ('train', 'mixing'), f'prob of mixup and cutmix add up to {total:g}, above 1'
         if self.logger.keep_best:
             yield from self._best_contradictions()
 
     def _best_contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Where there is nothing to tell the best network by."""
+        """Contradictions of ``logger.keep_best`` with the metrics and validation sets."""
         path, best = ('logger', 'keep_best'), self.logger.keep_best
         metrics = list((self.val.metrics if self.val else None) or ())
         sets = [options.name or key for key, options in (self.datasets.model_extra or {}).items()]

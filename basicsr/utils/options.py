@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from .option_section import KeyPath, OptionSection
 from .option_tables import (
     DEGRADATION_OPTIONS,
+    DatasetOptions,
     Section,
     TestOptions,
     TrainingOptions,
@@ -49,14 +50,14 @@ logger = logging.getLogger(__name__)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags that training and testing share."""
+    """The flags shared by training and testing."""
     parser = argparse.ArgumentParser(description=sys.modules['__main__'].__doc__)
     add_arguments(parser)
     return parser.parse_args(argv)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that training and testing share."""
+def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> None:
+    """Declare the flags of training and testing; the help of a test shows only its own."""
     parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
     parser.add_argument(
         '--launcher',
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='who started several processes; torchrun is recognised without it',
     )
     parser.add_argument(
-        '--auto_resume', action='store_true', help='resume from the newest state of this name'
+        '--auto_resume',
+        action='store_true',
+        help='resume from the newest state of this name' if is_train else argparse.SUPPRESS,
     )
     parser.add_argument(
         '--debug', action='store_true', help='prefix the name with debug_: save, log, check often'
@@ -91,7 +94,7 @@ def _force(opt: dict, entry: str, table: type[Section]) -> KeyPath:
     for depth, key in enumerate(path[:-1]):
         inner = owner.inner(key) if owner else None
         if inner and owner and key in owner.model_fields and isinstance(section, dict):
-            # A section of the runner may be missing in the file.
+            # A section of the runner may be absent from the file.
             section[key] = {} if section.get(key) is None else section[key]
         section = section[_find_key(section, key, path[:depth], owner)]
         owner = inner
@@ -114,6 +117,9 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
     if key not in section:
         known = [*map(str, section), *(owner.known() if owner else ())]
         close = difflib.get_close_matches(key, known, n=1)
+        if key in known:
+            at = ':'.join((*path, key))
+            raise OptionError(f'the file does not give {at}: set the whole of it, {at}=….')
         hint = f"; did you mean '{close[0]}'?" if close else '.'
         raise OptionError(f"{where} has no key '{key}'{hint}")
     return key
@@ -121,13 +127,13 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
 
 @dataclass(frozen=True)
 class Process:
-    """What options depend on besides their file: one process among those of a run.
+    """What options depend on besides their file: this process within a run.
 
     Attributes:
         launcher: 'none', 'pytorch' or 'slurm'.
         rank, world_size: Of this process.
         cores: That are its own.
-        seed: For a run whose options name none.
+        seed: Used if the options give none.
     """
 
     launcher: str
@@ -138,7 +144,7 @@ class Process:
 
 
 class OptionFile:
-    """An option file on its way to complete options; gathers every problem with its place."""
+    """Turns an option file into complete options; collects every problem with its place."""
 
     def __init__(self, file: str, is_train: bool = True, force_yml: Iterable[str] = ()):
         self.is_train = is_train
@@ -155,7 +161,7 @@ class OptionFile:
     def plugin_folders(self) -> list[str]:
         """The folders of ``plugins``.
 
-        Their modules are to be imported before the options are checked: which spelling of a key is
+        Their modules must be imported before the options are checked: which spelling of a key is
         right depends on whose class reads it.
         """
         given = self._opt.get('plugins') or []
@@ -177,7 +183,7 @@ class OptionFile:
     def complete(
         self, opt: dict, args: argparse.Namespace, root_path: str | Path, process: Process
     ) -> OptionSection:
-        """Checked options with all that follows from the flags, the place and the process.
+        """Checked options, completed from the flags, the place and the process.
 
         Args:
             opt: What ``checked`` gave; completed in place.
@@ -205,6 +211,25 @@ class OptionFile:
             opt['logger']['keep_best'] = _what_is_best(opt)
         return self._sections(opt)
 
+    @property
+    def table(self) -> type[Section]:
+        """The table of the top level."""
+        return self._table
+
+    def origin(self, path: KeyPath) -> str:
+        """Where an option comes from: 'file:line', '--force_yml' or 'default'."""
+        if any(path[:length] in self._forced for length in range(1, len(path) + 1)):
+            return '--force_yml'
+        section: Any = self._opt
+        for key in path:
+            if isinstance(section, list) and key.isdigit() and int(key) < len(section):
+                section = section[int(key)]
+            elif isinstance(section, dict) and key in section:
+                section = section[key]
+            else:
+                return 'default'
+        return self._place(path)[1]
+
     def _check_names(self, opt: dict) -> None:
         sets = {key: dataset for key, dataset in opt['datasets'].items() if key != 'train'}
         names = [dataset['name'] or key for key, dataset in sets.items()]
@@ -213,7 +238,7 @@ class OptionFile:
                 f'{self._file}: datasets share a name: {", ".join(names)}; change one.'
             )
         if not names and not self.is_train:
-            raise OptionError(f'{self._file}: datasets: there is none to test on.')
+            raise OptionError(f'{self._file}: datasets: there are none to test on.')
 
     def _sections(self, opt: dict) -> OptionSection:
         """The completed options as sections that record what is read of them."""
@@ -230,6 +255,7 @@ class OptionFile:
         complete: dict = {}
         self._check_spelling(self._table, self._opt)
         self._check_components()
+        self._check_datasets()
         try:
             options = self._table.model_validate(self._opt)
             complete = options.model_dump()
@@ -284,9 +310,29 @@ class OptionFile:
         metrics = val.get('metrics') if isinstance(val, dict) else None
         for key, value in metrics.items() if isinstance(metrics, dict) else ():
             components['val', 'metrics', str(key)] = value
+        losses = train.get('losses') if isinstance(train, dict) else None
+        if losses is not None and not isinstance(losses, list) and not self._is_users(('train',)):
+            self._add(('train', 'losses'), f'needs a list, such as [{{type: L1Loss}}]: {losses!r}')
+        for index, value in enumerate(losses if isinstance(losses, list) else ()):
+            if not self._is_users(('train',)):
+                components['train', 'losses', str(index)] = value or str(value)
         for path, value in components.items():
             if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
                 self._add(path, f'needs a section with a type, got {value!r}')
+
+    def _check_datasets(self) -> None:
+        """Keys that our datasets read as they are: flags, and the section of a backend."""
+        datasets = self._opt.get('datasets')
+        for key, dataset in datasets.items() if isinstance(datasets, dict) else ():
+            path = 'datasets', str(key)
+            if not (isinstance(key, str) and isinstance(dataset, dict)) or self._is_users(path):
+                continue
+            for name in DatasetOptions.flags.split():
+                if not isinstance(dataset.get(name), bool | None):
+                    self._add((*path, name), f'must be true or false, got {dataset[name]!r}')
+            backend = dataset.get('io_backend')
+            if not isinstance(backend, dict | None):
+                self._add((*path, 'io_backend'), f'write it as {{type: disk}}, got {backend!r}')
 
     def _raise_problems(self) -> None:
         if self._problems:
@@ -308,7 +354,7 @@ class OptionFile:
 
 
 def _option_path(section: Any, location: tuple[str | int, ...]) -> KeyPath:
-    """pydantic's location without what it adds behind the option: the types of a union."""
+    """pydantic's location without what it appends to the option: the types of a union."""
     path: KeyPath = ()
     for part in location:
         if isinstance(section, dict):
@@ -400,7 +446,7 @@ def _usable_gpus(num_gpu: int | str | None) -> int:
 
 
 def _complete_batch(opt: dict, asked: int | str | None) -> None:
-    """Share the batch out among the GPUs, and say where it is not that of the option file.
+    """Divide the batch among the GPUs, and log where it differs from the option file.
 
     Args:
         asked: The option ``num_gpu``.
@@ -418,7 +464,7 @@ def _complete_batch(opt: dict, asked: int | str | None) -> None:
         return
     if total % gpus:
         raise OptionError(
-            f'datasets.train.batch_size_total: {total} samples cannot be shared out evenly among '
+            f'datasets.train.batch_size_total: {total} samples cannot be divided evenly among '
             f'{gpus} GPUs or processes.'
         )
     train_set['batch_size_per_gpu'] = total // gpus
@@ -462,7 +508,7 @@ def _expand_roots(dataset: dict) -> None:
 
 
 def _complete_loading(dataset: dict, num_gpu: int) -> None:
-    """Choose how batches travel, where the file leaves it open."""
+    """Choose how batches are transferred, if the file does not say."""
     if dataset['pin_memory'] is None:
         dataset['pin_memory'] = num_gpu > 0
     if dataset['phase'] == 'train' and dataset['prefetch_mode'] is None:
@@ -483,7 +529,7 @@ def _complete_paths(opt: dict, root: Path) -> None:
         path['models'] = str(folder / 'models')
         path['training_states'] = str(folder / 'training_states')
     else:
-        for key in ('models', 'training_states'):  # of a training; here they are no folders
+        for key in ('models', 'training_states'):  # of training runs; unused here
             path.pop(key, None)
         folder = Path(path['results_root'] or root / 'results').expanduser() / opt['name']
         path['results_root'] = str(folder)
@@ -518,7 +564,7 @@ def command_line(*more: str) -> str:
 def dict2str(opt: dict, indent_level: int = 1) -> str:
     """Options as indented lines, for the log."""
     indent, text = '  ' * indent_level, '\n'
-    for key, value in dict.items(opt):  # showing an option is not reading it
+    for key, value in dict.items(opt):  # showing an option does not count as reading it
         if isinstance(value, dict):
             text += f'{indent}{key}:[{dict2str(value, indent_level + 1)}{indent}]\n'
         else:
@@ -527,12 +573,20 @@ def dict2str(opt: dict, indent_level: int = 1) -> str:
 
 
 def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
-    """Copy the option file into the run's folder, below three lines on when and how it was used."""
-    from .misc import atomic_path
+    """Copy the option file into the run's folder, below a header on when and how it was used.
+
+    An earlier copy of other options is kept: the new one gets the time in its name.
+    """
+    from .misc import atomic_path, get_time_str
 
     source, target = Path(opt_file), Path(experiments_root) / Path(opt_file).name
     if target.exists() and source.samefile(target):
         return
+    text = source.read_text(encoding='utf-8')
+    if target.exists():
+        if target.read_text(encoding='utf-8', errors='replace').endswith(f'\n\n{text}'):
+            return
+        target = target.with_stem(f'{target.stem}_{get_time_str()}')
     header = f'# GENERATE TIME: {time.asctime()}\n# CMD:\n# {command_line()}\n\n'
     with atomic_path(target, durable=False) as temporary:
-        temporary.write_text(header + source.read_text(encoding='utf-8'), encoding='utf-8')
+        temporary.write_text(header + text, encoding='utf-8')

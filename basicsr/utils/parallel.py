@@ -27,9 +27,9 @@ Result = TypeVar('Result')
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """Results of ``function`` in the order of the items; at most ``2 * workers`` are made ahead.
+    """Results of ``function`` in the order of the items; at most ``2 * workers`` run ahead.
 
-    An error, an interruption, or leaving the loop drops what has not begun.
+    An error, an interruption, or leaving the loop cancels what has not begun.
     """
     if workers < 1:
         raise UserError(f'workers must be at least 1, got {workers}.')
@@ -64,7 +64,7 @@ def for_each_file(
 
 @contextmanager
 def made_with(folder: Path, settings: dict[str, Any], existing: bool, overwrite: bool) -> Iterator:
-    """Keep in a folder with which settings its files are made, so that a resume has the same.
+    """Record in a folder the settings that its files are made with, so that a resume uses the same.
 
     Args:
         existing: Whether some of the files are there; unless these are overwritten, it is resumed.

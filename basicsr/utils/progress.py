@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Progress:
-    """What a process has got to.
+    """How far a process has got.
 
     Attributes:
         phase: start, data, step, saving, validation or end.

@@ -8,15 +8,18 @@ imports the registry's home package.
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
+import re
 import sys
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from .errors import ArgumentError, MissingKeyError, MissingPackageError, UserError
+from .errors import ArgumentError, CheckError, MissingKeyError, MissingPackageError, UserError
 from .text import did_you_mean
 
 BUILDING = 'while building'  # begins a note on an error that options have caused
@@ -76,7 +79,7 @@ class Registry:
             if _is_builtin(obj) and not _is_builtin(known):
                 return None  # a user's entry of this name came first and stays
             if _is_builtin(obj) == _is_builtin(known):
-                raise AssertionError(
+                raise CheckError(
                     f"An object named '{name}' was already registered in '{self._name}' registry: "
                     f'{_source_file(known)} and {_source_file(obj)} both define it; rename one.'
                 )
@@ -85,24 +88,40 @@ class Registry:
 
     def get(self, name: str, suffix: str = 'basicsr') -> Any:
         """Return the entry called ``name``, else the one called ``<name>_<suffix>``."""
-        for look_home in (False, True):
-            if look_home:
-                self._import_home()
-            for key in (name, f'{name}_{suffix}'):
-                if key in self._obj_map:
-                    return self._obj_map[key]
-        raise MissingKeyError(self._unknown(name, suffix))
+        own = re.escape(str(name).removesuffix(f'_{suffix}'))
+        entry = self._registered(name, suffix)
+        for content in (rf'^(class|def) {own}\b', ''):  # its own file, else all: these take long
+            if entry is None:
+                self._import_home(content)
+                entry = self._registered(name, suffix)
+        if entry is None:
+            raise MissingKeyError(self._unknown(name, suffix))
+        return entry
+
+    def _registered(self, name: str, suffix: str) -> Any:
+        return self._obj_map.get(name, self._obj_map.get(f'{name}_{suffix}'))
 
     def is_users(self, name: object) -> bool:
         """Whether a class or function from outside this package is registered by the name."""
-        known = isinstance(name, str) and name in self._obj_map
-        return known and not _is_builtin(self._obj_map[name])
+        entry = self._obj_map.get(name) if isinstance(name, str) else None
+        return entry is not None and not _is_builtin(entry)
 
-    def problems(self, opt: Mapping[str, Any], given: Collection[str] = ()) -> list[str]:
+    def wrong_kinds(self, opt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Options of an entry whose values are of a kind that it cannot take, and why."""
+        try:
+            entry = self.get(opt['type'])
+        except KeyError:  # one of the problems
+            return
+        yield from wrong_kinds(entry, opt)
+
+    def problems(
+        self, opt: Mapping[str, Any], given: Collection[str] = (), strict: bool = False
+    ) -> list[str]:
         """What keeps ``build`` from calling the entry ``opt['type']`` with the other options.
 
         Args:
             given: Names of arguments that are not options.
+            strict: Whether to refuse what a class of this package takes only to ignore it.
         """
         options = dict(opt)
         try:
@@ -111,7 +130,7 @@ class Registry:
             return [error.args[0]]
         if self._name == 'metric':
             options.pop('better', None)  # of the record of the best, not of the metric
-        return argument_problems(entry, options, given)
+        return argument_problems(entry, options, given, strict)
 
     def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
         """Call the entry ``opt['type']`` with the other options; ``opt`` is not modified.
@@ -121,7 +140,7 @@ class Registry:
 
         Raises:
             KeyError: ``opt`` has no type, or no entry has that name.
-            TypeError: The entry does not take one of the options, or misses one.
+            TypeError: The entry does not accept one of the options, or lacks one.
 
         Errors of the entry have a note on what was being built.
         """
@@ -149,17 +168,20 @@ class Registry:
         self._import_home()
         return self._obj_map.keys()
 
-    def _import_home(self) -> None:
+    def _import_home(self, content: str = '') -> None:
+        """Import the files of the built-in entries in which a pattern is found."""
         if self._home is None:
             return
         package = importlib.import_module(self._home)
         for module in pkgutil.iter_modules(package.__path__):
             if module.name.endswith(self._suffix):
-                importlib.import_module(f'{self._home}.{module.name}')
+                source = Path(package.__path__[0], f'{module.name}.py')
+                if re.search(content, source.read_text(encoding='utf-8'), re.MULTILINE):
+                    importlib.import_module(f'{self._home}.{module.name}')
 
     def _unknown(self, name: str, suffix: str) -> str:
         names = sorted(key.removesuffix(f'_{suffix}') for key in self._obj_map)
-        # All metrics begin alike, which makes none of them like another.
+        # All metrics share a prefix, which does not make them similar.
         own = {key.removeprefix('calculate_'): key for key in names}
         close = difflib.get_close_matches(str(name).removeprefix('calculate_'), own, n=3)
         hint = f' Did you mean {" or ".join(own[key] for key in close)}?' if close else ''
@@ -173,23 +195,28 @@ class Registry:
 
 
 def argument_problems(
-    entry: Callable, options: Collection[str], given: Collection[str] = ()
+    entry: Callable,
+    options: Collection[str],
+    given: Collection[str] = (),
+    strict: bool = False,
 ) -> list[str]:
     """What keeps ``entry`` from being called with keyword arguments of these names.
 
     Args:
         options: Names that an option file gives.
         given: Names that it does not have to give.
+        strict: Whether to refuse what a class of this package takes only to ignore it.
     """
     try:
         parameters = inspect.signature(entry).parameters
-    except (TypeError, ValueError):  # compiled ones may have none
+    except (TypeError, ValueError):  # compiled ones may have no signature
         return []
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = [n for n, p in parameters.items() if p.kind in named and n not in given]
     unknown = [key for key in options if key not in known]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        unknown = [key for key in unknown if _is_misspelt(key, known, entry)]
+        is_refused = strict and _is_builtin(entry)
+        unknown = [key for key in unknown if is_refused or _is_misspelt(key, known, entry)]
     problems = [
         f"no argument '{key}'{did_you_mean(key, known)} {entry.__name__} takes "
         f'{", ".join(known) or "none"}.'
@@ -203,8 +230,41 @@ def argument_problems(
     return problems + [f"{entry.__name__} needs the argument '{name}'." for name in missing]
 
 
+def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Options that are texts or sections where ``entry`` takes a number, or true or false; and why.
+
+    An argument is what its annotation says, else, of a class of this package, what its default is.
+    """
+    try:
+        parameters = inspect.signature(entry).parameters
+    except (TypeError, ValueError):  # compiled ones may have none
+        return
+    for key, value in options.items():
+        if key not in parameters or value is None:
+            continue
+        kind = parameters[key].annotation
+        if kind is inspect.Parameter.empty:
+            if not _is_builtin(entry):
+                continue
+            kind = type(parameters[key].default)
+        union = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+        kinds = {str(getattr(part, '__name__', part)) for part in union} - {'NoneType'}
+        if kinds == {'bool'} and not (isinstance(value, bool) or value in (0, 1)):
+            yield key, f'must be true or false, got {value!r}'
+        elif kinds and kinds <= {'int', 'float'} and isinstance(value, str | dict):
+            quotes = ': write it without quotes' if _is_number(value) else ''
+            yield key, f'must be a number, got {value!r}{quotes}'
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
 def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:
-    """Whether an argument that goes to ``**kwargs`` of ``entry`` is not meant to.
+    """Whether an argument that ends up in ``**kwargs`` of ``entry`` is a mistake.
 
     Metrics of this package have them for ``better`` alone, SwinIR for keys of published option
     files that are of other versions.
@@ -239,7 +299,7 @@ def import_name(name: str, option: str, kind: type | None = None) -> Any:
             'folder of plugins or installed.'
         ) from error
     if kind is None and not inspect.isfunction(found):
-        raise UserError(f"{option} '{name}' is no function: {found!r}.")
+        raise UserError(f"{option} '{name}' is not a function: {found!r}.")
     if kind is not None and not (inspect.isclass(found) and issubclass(found, kind)):
         raise UserError(f"{option} '{name}' must be a subclass of {kind.__name__}: {found!r}.")
     return found

@@ -113,6 +113,14 @@ def _checksum(tensors: Mapping[str, Tensor], listed: str) -> str:
     return f'{value:08x}'
 
 
+def is_safetensors(path: str | Path) -> bool:
+    """Whether a file of any name begins as this format does: a length, and JSON of that length."""
+    with open(path, 'rb') as file:
+        start = file.read(9)
+    length = int.from_bytes(start[:8], 'little')
+    return start[8:] == b'{' and length <= Path(path).stat().st_size - 8
+
+
 def read_safetensors(path: str | Path) -> dict[str, Any]:
     """What ``as_safetensors`` was given; of a file of another program, its state dict.
 

@@ -1,10 +1,12 @@
 """Format messages: lists of names, file sizes, printable text."""
 
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
-# Besides those of ASCII also the marks that turn the direction of what is shown.
+# Besides those of ASCII, also the marks that change the text direction.
 _CONTROL = re.compile(
     '[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]'
 )
@@ -19,9 +21,20 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 def printable(text: str) -> str:
     """The text with control characters, but for tabs and ends of lines, written as ``\\x1b``.
 
-    A terminal obeys some of them, and names of files may have any.
+    A terminal obeys some of them, and file names may contain any.
     """
     return _CONTROL.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
+
+
+def write_out(text: str) -> None:
+    """Write printable text to the standard output, and exit if nobody reads it (``| head``)."""
+    try:
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None  # as of a program that the signal SIGPIPE ends
 
 
 def some(items: Sequence[str], count: int = 5) -> str:
@@ -31,7 +44,7 @@ def some(items: Sequence[str], count: int = 5) -> str:
 
 
 def sizeof_fmt(size: float, suffix: str = 'B') -> str:
-    """A number of bytes for people: ``1.5 KB``, ``3.2 GB``."""
+    """A number of bytes in readable units: ``1.5 KB``, ``3.2 GB``."""
     for unit in ('', 'K', 'M', 'G', 'T', 'P', 'E', 'Z'):
         if abs(size) < 1024:
             return f'{size:3.1f} {unit}{suffix}'

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,25 +11,48 @@ from torch import Tensor
 
 from .text import some
 
-# Names that are in each file of a network, and in those of no generator.
+# Names in each file of a network, and in none of a generator.
 _DISCRIMINATORS = {
     'conv0_0.weight': 'VGGStyleDiscriminator',
     'conv9.weight': 'UNetDiscriminatorSN',
 }
 
+_MOST_DEPTH = 4  # of nested dicts in which weights are looked for
+
+
+def why_no_checkpoint(path: str | Path) -> str:
+    """What a file is that is plainly no checkpoint, to follow its name; '' if it may be one."""
+    with open(path, 'rb') as file:
+        start = file.read(512).lstrip(b'\xef\xbb\xbf \t\r\n').lower()
+    if not Path(path).stat().st_size:
+        return 'it is damaged: it has 0 bytes, as a failed download leaves it. Fetch it again.'
+    if start.startswith((b'<!doctype', b'<html', b'<?xml', b'<head')):
+        return (
+            'it is a web page (HTML), not weights: download the file itself, by the link of its '
+            'raw content.'
+        )
+    if start.startswith(b'version https://git-lfs'):
+        return (
+            'it is a git-lfs pointer, which stands for the file: run git lfs pull in its '
+            'repository.'
+        )
+    return ''
+
 
 def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
-    """Why the content of a file is not taken for a network, to follow the file's name."""
+    """Why the content of a file is not weights of a network, to follow the file's name."""
     if {'iter', 'optimizers'} <= content.keys():
         return (
-            'is a training state, which holds no weights of networks: these are beside it, in '
+            'is a training state, which holds no network weights: these are beside it, in '
             f'models/net_g_{content["iter"]}.pth. To resume its run, set path.resume_state.'
         )
     if {'lengths', 'averages'} <= content.keys():
-        return 'holds averages of train.posthoc_ema: make a network of them with basicsr average.'
+        return 'holds averages of train.posthoc_ema: make a network from them with basicsr average.'
     keys = some([str(key) for key in content])
     text = f"has no key '{param_key}' and is not a bare state dict; its keys are {keys}."
     states = [str(key) for key, value in content.items() if _has_tensors(value)]
+    if not states and (deeper := next(_deeper(content), '')):
+        return f'{text} {take_out(deeper)}'
     if not states:
         return f'{text} It holds no weights.'
     return f'{text} Set path.param_key_* to {" or ".join(states)}.'
@@ -38,16 +62,58 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
 
 
+def _deeper(content: Mapping[Any, Any], path: str = '') -> Iterator[str]:
+    """Where weights are in nested dicts, such as ['model']['params']."""
+    for key, value in content.items():
+        if _has_tensors(value):
+            yield f'{path}[{key!r}]'
+        elif isinstance(value, Mapping) and path.count('[') < _MOST_DEPTH:
+            yield from _deeper(value, f'{path}[{key!r}]')
+
+
+def why_nested(key: Any, state: Mapping[Any, Any]) -> str:
+    """What to do about a state dict that nests another one, and none else."""
+    if any(isinstance(value, Tensor) for value in state.values()):
+        return ''
+    deeper = next(_deeper(state), '')
+    return take_out(f'[{key!r}]{deeper}') if deeper else ''
+
+
+def take_out(where: str) -> str:
+    """How to make a file of weights that are deep in another."""
+    return (
+        f'Its weights are nested, at {where}: save these alone, '
+        f"torch.save({{'params': torch.load(file){where}}}, other_file)."
+    )
+
+
+def unlike_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Which floats of a network would be filled with integers or complex numbers, '' if none."""
+    found = [
+        f'{name} as {str(value.dtype).removeprefix("torch.")}'
+        for name, value in state.items()
+        if name in own and own[name].is_floating_point() and not value.is_floating_point()
+    ]
+    if not found:
+        return ''
+    return (
+        f'holds {some(found)} for weights that are floats: it is quantized, or damaged. Save the '
+        'weights as floats.'
+    )
+
+
 def why_unusable(name: Any, tensor: Tensor) -> str:
     """Why a network cannot take a tensor, '' if it can."""
     if not isinstance(name, str):
-        return f'the name {name!r}, and the names of weights are texts, such as body.0.weight'
+        return f'the name {name!r}, but names of weights are strings, such as body.0.weight'
     if tensor.is_meta:
         return f'{name} on the meta device, without values: save the network when it has weights'
     if tensor.is_quantized:
         return f'{name} quantized: save what tensor.dequantize() returns'
     if tensor.layout != torch.strided:
         return f'{name} as a sparse tensor: save what tensor.to_dense() returns'
+    if tensor.is_floating_point() and tensor.numel() and tensor.isnan().all():
+        return f'{name} with NaN alone: its training diverged. Take an earlier checkpoint'
     return ''
 
 
@@ -72,18 +138,18 @@ def advice(
         )
     load = f'set path.strict_load_{label} to false to load the {fitting} of {len(own)} that fit.'
     if 2 * fitting < len(own):
-        return f'Make network_{label} as it was when that was trained; or {load}'
+        return f'Make network_{label} as it was when the file was trained; or {load}'
     other = _other_scale(own, state, scale)
     if other:
         which = f'take one for x{scale:g}, make network_{label} for that scale, or'
         return f'It is the file of a network for {other}: {which} {load}'
-    return f'If that is meant, {load}'
+    return f'If that is intended, {load}'
 
 
 def _other_scale(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], scale: float | None
 ) -> str:
-    """Which scale the weights are for, if it is another than that of the network; else ''."""
+    """The scale that the weights are for, if it differs from that of the network; else ''."""
     if scale is None:
         return ''
     unlike = own.keys() ^ state.keys()

@@ -152,3 +152,9 @@ def test_edge_filters_are_frozen_parameters():
     net = ECBSR(1, 1, 1, 4, False, 'prelu', 2)
     frozen = {name.split('.')[-1] for name, p in net.named_parameters() if not p.requires_grad}
     assert frozen == {'mask'}
+
+
+def test_a_randomised_slope_is_random_in_training_only():
+    net, x = ECBSR(3, 3, 2, 4, False, 'rrelu', 2), image(1, 3, 5, 6)
+    assert not torch.equal(net.train()(x), net(x))
+    assert torch.equal(net.eval()(x), net(x))

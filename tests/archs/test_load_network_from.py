@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from basicsr.archs import build_network, load_network_from
-from basicsr.utils.checkpoint import DESCRIPTION, convert, description, save_checkpoint
+from basicsr.utils.checkpoint import DESCRIPTION, description, save_checkpoint
 from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
+from basicsr.utils.weights import convert
 
 RGB = {'num_in_ch': 3, 'num_out_ch': 3}
 COMPACT = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
@@ -189,7 +190,7 @@ def test_weights_that_are_not_there_are_an_error_that_names_those_that_are(write
 def test_what_is_no_file_of_a_network_is_refused_by_what_it_is(write, file, tmp_path):
     with pytest.raises(FileNotFoundError, match='no checkpoint file'):
         load_network_from(file)
-    with pytest.raises(UserError, match='is a training state, which holds no weights'):
+    with pytest.raises(UserError, match='is a training state, which holds no network weights'):
         load_network_from(write({'iter': 5, 'optimizers': [], 'epoch': 1}))
     with pytest.raises(UserError, match=r"no weights 'params'; it has: none\."):
         load_network_from(write([1, 2]), 'params')

@@ -142,7 +142,7 @@ def test_a_damaged_line_of_the_list_is_set_aside_at_a_resume(run, opt, damaged):
     file.write_bytes(content)
     (Path(gt) / '0003.png').unlink()
     folder = run(options, '--auto_resume')
-    assert 'skipped.jsonl: 1 lines are damaged and left out' in log_text(folder)
+    assert 'skipped.jsonl: 1 damaged lines removed' in log_text(folder)
     (copy,) = folder.glob('skipped.jsonl_damaged_*')
     assert copy.read_bytes() == content
     assert len(file.read_bytes().splitlines()) == len(read_rows(file)) >= count - 1

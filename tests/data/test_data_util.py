@@ -417,7 +417,7 @@ def test_a_list_cannot_name_what_lies_outside_its_folder(tmp_path, name):
         lambda: data_util.paths_from_lmdb(tmp_path / 'x.lmdb'),
         lambda: data_util.image_name(name, {'io_backend': {'type': 'lmdb'}}),
     ):
-        with pytest.raises(ValueError, match='is no name of an image below a folder'):
+        with pytest.raises(ValueError, match='is not an image name inside a folder'):
             read()
 
 
@@ -467,7 +467,7 @@ def test_folders_that_hold_themselves_through_a_link_are_refused(tmp_path):
     (tmp_path / 'a').mkdir()
     for name in ('b', 'c'):  # two of them would be followed in 2 ** 40 ways
         (tmp_path / 'a' / name).symlink_to(tmp_path)
-    with pytest.raises(ValueError, match=r'a/[bc] is a link to a folder that it lies in'):
+    with pytest.raises(ValueError, match=r'a/[bc] is a link to one of its parent folders'):
         data_util.list_images(tmp_path, recursive=True)
 
 

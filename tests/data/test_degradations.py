@@ -145,10 +145,16 @@ def test_a_low_pass_lets_the_low_frequencies_pass():
     assert not kernel[:5].any() and kernel.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize('pad_to', [0, 5, 6, 7])
+def test_a_low_pass_that_is_large_enough_already_is_not_padded(pad_to):
+    assert np.array_equal(circular_lowpass_kernel(1, 7, pad_to), circular_lowpass_kernel(1, 7))
+
+
 def test_a_kernel_cannot_be_padded_to_a_smaller_or_an_even_size():
-    for size in (5, 8):
-        with pytest.raises(ValueError, match=rf'\(7, 7\) cannot be padded evenly to {size}'):
-            circular_lowpass_kernel(1, 7, size)
+    with pytest.raises(ValueError, match=r'\(7, 7\) cannot be padded evenly to 8'):
+        circular_lowpass_kernel(1, 7, 8)
+    with pytest.raises(ValueError, match=r'\(7, 7\) cannot be padded evenly to 5'):
+        pad_kernel(np.ones((7, 7)), 5)
     assert pad_kernel(np.ones((1, 1)), 3).tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 

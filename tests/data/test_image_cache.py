@@ -340,8 +340,9 @@ def test_what_a_killed_process_was_writing_goes_with_the_next_one_and_with_the_c
     cache.put(0, STAMP, image(0))
     left = cache.folder / '.about.json.1-1.tmp'
     left.touch()
-    ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
+    opened = ImageCache(tmp_path, [f'/data/{i}.png' for i in range(8)])
     assert not left.exists()
+    assert np.array_equal(opened.get(0, STAMP), image(0))
     left.touch()
     clear_caches(tmp_path)
     assert not cache.folder.exists()

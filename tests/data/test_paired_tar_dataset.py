@@ -224,7 +224,7 @@ def test_a_stream_is_no_part_of_a_mixture(shards):
 
     parts = [{'type': 'PairedTarDataset', 'shards': shards[0]}]
     opt = {'type': 'ConcatDataset', 'phase': 'train', 'scale': 2, 'gt_size': 16, 'parts': parts}
-    with pytest.raises(ValueError, match='PairedTarDataset is read from front to back'):
+    with pytest.raises(ValueError, match='PairedTarDataset is read sequentially'):
         build_dataset(opt)
 
 

@@ -173,7 +173,7 @@ def test_datasets_without_a_crop_size_are_refused_and_named(options, monkeypatch
         load(options, type='ConcatDataset', parts=[{'type': 'Uncut'}])
     with pytest.raises(ValueError, match='Endless is an IterableDataset'):
         build_dataloader(Endless(), options, start=0)
-    with pytest.raises(ValueError, match='goes by the iterations of a run'):
+    with pytest.raises(ValueError, match='follows the iterations of a run'):
         load(options, start=None)
 
 

@@ -83,7 +83,7 @@ def test_without_a_start_one_pass_is_made():
 
 
 def test_an_empty_stream_is_refused():
-    with pytest.raises(ValueError, match='its iterator gives nothing'):
+    with pytest.raises(ValueError, match='its iterator yields nothing'):
         batches(1, Countdown(0))
 
 

@@ -185,7 +185,7 @@ def test_a_sampler_of_ones_own_gets_the_arguments_that_those_of_torch_take(tmp_p
         ({'type': 'random', 'shuffle': True}, "sampler random: .*'shuffle'"),
         ({'type': 'nowhere:Sampler'}, "sampler 'nowhere:Sampler' cannot be imported"),
         ({'type': 'subset_random'}, 'either indices or fraction'),
-        ({'type': 'subset_random', 'indices': [1, 10]}, 'from 0 to 9; there are ones from 1 to 10'),
+        ({'type': 'subset_random', 'indices': [1, 10]}, 'from 0 to 9; they range from 1 to 10'),
         ({'type': 'subset_random', 'indices': [1.5]}, 'whole number'),
         ({'type': 'subset_random', 'fraction': 2}, 'fraction 2 is not in'),
         ({'type': 'weighted_random', 'weights': [1, 2]}, '2 weights for 10 samples'),
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_by_name(options, message):
 
 
 def test_other_orders_have_no_enlarged_epochs():
-    with pytest.raises(ValueError, match='dataset_enlarge_ratio 5 belongs to the sampler enlarged'):
+    with pytest.raises(ValueError, match='ratio 5 is only for the sampler enlarged'):
         sampler({'type': 'streamed'}, dataset_enlarge_ratio=5)
 
 

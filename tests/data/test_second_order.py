@@ -348,7 +348,7 @@ def test_a_clean_recipe_is_a_reduction():
 
 def test_images_that_fit_no_scale_or_have_no_recipe_are_errors():
     *tensors, recipes = samples(2)
-    with pytest.raises(ValueError, match='gt 48x64 .* no multiple of scale 5'):
+    with pytest.raises(ValueError, match='gt 48x64 .* not a multiple of scale 5'):
         degrade(*tensors, recipes, 5)
     with pytest.raises(ValueError, match='1 recipes are given for 2 images'):
         degrade(*tensors, recipes[:1], 4)

@@ -19,7 +19,7 @@ def test_a_path_table_reads_like_the_list_it_was_made_of(items):
     assert list(table) == items and len(table) == len(items)
     assert table[:2] == items[:2] and table[::-1] == items[::-1]
     assert [table[i] for i in range(-len(items), 0)] == items
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match='out of range' if items else 'no item 0 in an empty'):
         table[len(items)]
 
 

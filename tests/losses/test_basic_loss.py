@@ -243,7 +243,7 @@ def test_training_runs_with_a_local_file_and_else_ends_before_its_first_iteratio
         raise OSError('no route to host')
 
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch'))
-    monkeypatch.setattr('basicsr.archs.vgg_arch.download', offline)
+    monkeypatch.setattr('basicsr.archs.vgg_arch.load_file_from_url', offline)
     loss = {'type': 'PerceptualLoss', 'layer_weights': {'conv2_1': 1.0}, 'vgg_type': 'vgg11'}
     with pytest.raises(FileNotFoundError, match=r'vgg11-8a719046.pth.*perceptual_opt.weights'):
         run(train_opt(name='missing', train__perceptual_opt=loss))

@@ -105,7 +105,7 @@ def test_images_of_two_sizes_are_refused(files):
 def test_a_file_that_is_no_image_is_named(files):
     pair = files(noise(20, 24), noise(20, 24))
     pair['a']['result'].write_bytes(b'nothing')
-    with pytest.raises(ValueError, match='result.png: The 7 bytes are no PNG'):
+    with pytest.raises(ValueError, match='result.png: The 7 bytes are not a PNG'):
         score_files(pair, PSNR, 1)
 
 

@@ -1,3 +1,5 @@
+import inspect
+import math
 import warnings
 
 import numpy as np
@@ -60,24 +62,26 @@ def test_noise_raises_the_score_of_an_image():
 
 
 @pytest.mark.parametrize('size', [(95, 400), (96, 96), (180, 190)])
-def test_images_of_fewer_than_two_blocks_are_refused_with_their_size(size):
+def test_images_of_fewer_than_two_blocks_have_no_score(size):
     img = recipe.det_image('small', *size)
+    assert math.isnan(calculate_niqe(img, 0))
     with pytest.raises(ValueError, match=f'two blocks of 96 x 96 .* {size[0]} x {size[1]}'):
-        calculate_niqe(img, 0)
+        inspect.unwrap(calculate_niqe)(img, 0)
 
 
 def test_two_blocks_are_enough_and_cropping_counts():
     img = recipe.det_image('two', 96, 192)
     assert np.isfinite(calculate_niqe(img, 0))
-    with pytest.raises(ValueError, match='94 x 190'):
-        calculate_niqe(img, 1)
+    assert math.isnan(calculate_niqe(img, 1))
 
 
-def test_a_flat_image_is_refused_without_warnings():
+def test_a_flat_image_has_no_score():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
+        flat = np.full((192, 192, 3), 128, np.uint8)
+        assert math.isnan(calculate_niqe(flat, 0))
         with pytest.raises(ValueError, match='without texture'):
-            calculate_niqe(np.full((192, 192, 3), 128, np.uint8), 0)
+            inspect.unwrap(calculate_niqe)(flat, 0)
 
 
 def test_flat_blocks_beside_others_leave_the_score_finite():

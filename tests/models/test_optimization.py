@@ -180,7 +180,7 @@ def test_another_schedule_inside_is_no_resume(run, train_opt):
         ),
         ({'type': 'StepLR'}, "StepLR needs the argument 'step_size'"),
         ({'type': 'MultistepLR'}, "did you mean 'MultiStepLR'"),
-        ({'type': 'ReduceLROnPlateau'}, 'goes by a score'),
+        ({'type': 'ReduceLROnPlateau'}, 'follows a score'),
     ],
 )
 def test_a_schedule_that_cannot_be_is_named(options, message):

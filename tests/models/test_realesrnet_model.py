@@ -125,7 +125,7 @@ def test_batches_of_a_dataset_without_recipes_are_degraded_too(model):
 
 def test_images_smaller_than_the_patches_are_refused_with_both_sizes(model):
     net = model(train_set={'gt_size': 32})
-    with pytest.raises(ValueError, match='gt_size 32 is more than the 24x24 there are'):
+    with pytest.raises(ValueError, match='gt_size 32 is more than the 24x24 of GT'):
         net.feed_data(batch())
 
 

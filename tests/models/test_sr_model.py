@@ -136,7 +136,9 @@ def test_no_ground_truth_of_another_image_is_scored(model):
     sr.feed_data(batch())
     sr.feed_data({'lq': torch.rand(1, 3, 8, 8)})
     sr.test()
-    assert 'gt' not in sr.get_current_visuals()
+    visuals = sr.get_current_visuals()
+    assert set(visuals) == {'lq', 'result'}
+    assert visuals['lq'].shape == (1, 3, 8, 8)
 
 
 def single_image_opt(opt, folder):
@@ -157,7 +159,7 @@ def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt,
 
 def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, monkeypatch):
     values = iter([5.0, 7.0, 6.0, 7.0, 1.0, 1.0])
-    monkeypatch.setattr('basicsr.metrics.metric.calculate_metric', lambda *_: next(values))
+    monkeypatch.setattr('basicsr.metrics.metric.defined_score', lambda *_: next(values))
     opt = train_opt(val__val_freq=1, train__total_iter=2, logger__save_checkpoint_freq=1)
     opt['datasets']['val']['meta_info_file'] = 'one.txt'
     error = {'type': 'calculate_psnr', 'crop_border': 0, 'better': 'lower'}
@@ -347,7 +349,7 @@ def test_any_error_of_a_metric_names_it_and_the_image(model, monkeypatch):
     def fail(data, options):
         raise RuntimeError('out of memory')
 
-    monkeypatch.setattr('basicsr.metrics.metric.calculate_metric', fail)
+    monkeypatch.setattr('basicsr.metrics.metric.defined_score', fail)
     metrics = {'niqe': {'type': 'calculate_niqe', 'crop_border': 0}}
     with pytest.raises(RuntimeError, match='out of memory') as caught:
         model(val__metrics=metrics).validation(torch.utils.data.DataLoader(Numbered(1)), 1, None)

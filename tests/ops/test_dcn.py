@@ -120,9 +120,12 @@ def test_initialisation_is_uniform_within_one_over_root_fan_in():
 
 def test_init_offset_sets_offsets_to_zero_again():
     layer = dcn.DeformConvPack(4, 4, 3)
+    torch.nn.init.ones_(layer.conv_offset.weight)
     torch.nn.init.ones_(layer.conv_offset.bias)
     layer.init_offset()
-    assert not layer.conv_offset.bias.any()
+    offsets = layer.conv_offset(torch.rand(1, 4, 5, 6))
+    assert offsets.shape == (1, 18, 3, 4)
+    assert offsets.abs().max() == 0
 
 
 @pytest.mark.parametrize(

@@ -137,5 +137,5 @@ def test_a_state_that_one_host_lacks_is_an_error(others, tmp_path):
     others(lambda own: own, lambda own: (False, 'node7'))
     file = tmp_path / '4.state'
     file.touch()
-    with pytest.raises(FileNotFoundError, match=r'4\.state is not there on rank 2 \(node7\)'):
+    with pytest.raises(FileNotFoundError, match=r'4\.state does not exist on rank 2 \(node7\)'):
         check_file_of_all(file)

@@ -6,6 +6,7 @@ import pytest
 from runs import log_text
 
 from basicsr.utils.options import OptionError
+from basicsr.utils.registry import ARCH_REGISTRY
 
 OWN_DATASET = """
 from basicsr.data.paired_image_dataset import PairedImageDataset
@@ -117,7 +118,9 @@ def test_other_keys_that_nothing_reads_are_named_in_one_warning(run, train_opt):
 def test_a_run_whose_options_are_all_read_has_no_such_warning(run, train_opt):
     opt = train_opt(train__total_iter=1, strict_options='all')
     opt['path'] = {'pretrain_network_g': None, 'strict_load_g': True, 'param_key_g': 'params'}
-    assert 'nothing reads' not in log_text(run(opt))
+    text = log_text(run(opt))
+    assert 'iter:       1' in text
+    assert 'nothing reads' not in text
 
 
 def test_a_class_of_the_users_may_read_what_nearly_spells_a_key_of_ours(run, train_opt, tmp_path):
@@ -134,3 +137,33 @@ def test_a_class_of_the_users_may_read_what_nearly_spells_a_key_of_ours(run, tra
     assert 'Options that nothing reads: datasets.train.use_rott (OwnDataset, use_rot?)' in log
     with pytest.raises(OptionError, match=r"use_flip: unknown key; did you mean 'use_hflip'"):
         run({**opt, 'datasets': {'train': {**opt['datasets']['train'], 'type': 'X'}}})
+
+
+def test_arguments_of_another_kind_are_named_with_their_lines(train_opt, tmp_path, monkeypatch):
+    from basicsr.train import train_pipeline
+
+    loss = {'type': 'CharbonnierLoss', 'eps': '1e-6'}
+    opt = train_opt(network_g__num_feat='4', train__losses=[loss])
+    file = write_lines(tmp_path, opt)
+    monkeypatch.setattr('sys.argv', ['prog', '-opt', str(file)])
+    with pytest.raises(OptionError) as error:
+        train_pipeline(tmp_path)
+    lines = file.read_text().splitlines()
+    found = str(error.value).splitlines()
+    assert [text.split(': ', 1)[1] for text in found] == [
+        "network_g.num_feat: must be a number, got '4': write it without quotes",
+        "train.losses.0.eps: must be a number, got '1e-6': write it without quotes",
+    ]
+    for text, key in zip(found, ('num_feat', 'eps'), strict=True):
+        assert f'"{key}"' in lines[int(text.split(':')[1]) - 1]
+
+
+def test_flags_of_a_class_are_true_or_false():
+    options = {'type': 'SwinIR', 'ape': 'nope', 'patch_norm': True, 'use_checkpoint': None}
+    assert dict(ARCH_REGISTRY.wrong_kinds(options)) == {'ape': "must be true or false, got 'nope'"}
+
+
+def test_strict_options_refuse_what_swinir_would_only_ignore(run, train_opt):
+    opt = train_opt(network_g={'type': 'SwinIR', 'upscale': 2, 'fused_window': 1})
+    found = problems(run, {**opt, 'strict_options': 'all'})
+    assert len(found) == 1 and "network_g: no argument 'fused_window'" in found[0]

@@ -92,7 +92,7 @@ def test_an_image_that_fails_keeps_no_other_from_its_result(
     assert info.value.code == 1
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['b_ESRGAN.png']
     shown = capsys.readouterr().err
-    assert 'a.png: The 7 bytes are no PNG' in shown
+    assert 'a.png: The 7 bytes are not a PNG' in shown
     assert '1 of 2 images have no result: a.png' in shown
 
 

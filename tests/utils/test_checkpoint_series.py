@@ -356,6 +356,7 @@ def test_a_run_that_is_moved_aside_keeps_no_temporaries(run, train_opt, tmp_path
     temporary.write_bytes(b'')
     run(train_opt())
     (archive,) = (tmp_path / 'experiments').glob('tiny_archived_*')
+    assert names(archive / 'training_states') == ['2.state', '4.state', '6.state']
     assert not list(archive.rglob('.*.tmp'))
 
 
@@ -448,3 +449,15 @@ def test_a_network_that_the_model_saves_nowhere_is_not_asked_for(cut, run):
     _, opt = cut()
     opt['network_x'] = dict(opt['network_g'])
     assert (run(opt, '--auto_resume') / 'training_states/6.state').is_file()
+
+
+def test_averages_that_a_signal_added_go_with_their_state(tmp_path):
+    series = CheckpointSeries(tmp_path, keep_last=1, every=2, last=8)
+    for number in (2, 3, 4):
+        for name in ('net_g', 'averages', 'averages_h'):
+            series.write({'a': torch.ones(1)}, tmp_path / f'{name}_{number}.pth')
+        series.write({'iter': number}, tmp_path / f'{number}.state')
+    assert names(tmp_path, '*.state') == ['4.state']
+    assert names(tmp_path, 'averages*') == [
+        *('averages_2.pth', 'averages_4.pth', 'averages_h_2.pth', 'averages_h_4.pth'),
+    ]

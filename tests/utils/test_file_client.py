@@ -15,7 +15,6 @@ from basicsr.utils.file_client import (
     FileClient,
     LmdbBackend,
     MemcachedBackend,
-    _open_lmdb,
 )
 from basicsr.utils.img_util import imfrombytes
 from basicsr.utils.lmdb_util import LmdbMaker
@@ -108,6 +107,22 @@ def test_a_database_may_be_open_in_several_clients_at_once(lmdb_folder, monkeypa
     assert None not in values
 
 
+def test_a_database_that_was_made_anew_at_the_same_path_is_opened_anew(tmp_path):
+    def write(value):
+        maker = LmdbMaker(tmp_path / 'x.lmdb', map_size=2**20)
+        maker.put(value, 'key', (1, 1, 3))
+        maker.close()
+        return FileClient('lmdb', db_paths=tmp_path / 'x.lmdb')
+
+    former = write(b'former')
+    assert former.get('key') == b'former'
+    shutil.rmtree(tmp_path / 'x.lmdb')
+    assert former.get('key') == b'former'  # as with any file that is open
+    latter = write(b'latter')
+    assert latter.get('key') == b'latter'
+    assert former.get('key') == b'latter'
+
+
 class KeyDataset(Dataset):
     def __init__(self, folder):
         self.client = FileClient('lmdb', db_paths=folder)
@@ -141,7 +156,6 @@ def test_keys_may_have_any_letters_and_dots(tmp_path):
 
 def test_a_missing_lmdb_package_is_named(lmdb_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, 'lmdb', None)
-    _open_lmdb.cache_clear()
     with pytest.raises(ImportError, match='pip install lmdb'):
         FileClient('lmdb', db_paths=lmdb_folder).get('baby')
 

@@ -192,7 +192,7 @@ def test_kinds_of_tiff_that_would_be_read_wrong_are_named(dtype, channels, tags,
 def test_other_formats_than_those_of_datasets_are_refused():
     rgba = b'P7\nWIDTH 1\nHEIGHT 1\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n\1\2\3\4'
     for content in (rgba, encode('.pfm', np.ones((2, 2, 3), np.float32)), b'GIF89a'):
-        with pytest.raises(ValueError, match='are no PNG, JPEG, BMP, TIFF, WebP, PGM or PPM image'):
+        with pytest.raises(ValueError, match='are not a PNG, JPEG, BMP, TIFF, WebP, PGM or PPM'):
             imfrombytes(content)
 
 
@@ -268,15 +268,18 @@ def test_a_truncated_jpeg_is_refused(percent, progressive):
 def test_damaged_tiffs_are_refused_without_another_error():
     content = tiff(RGB.astype(np.uint8), orientation=6)
     for length in range(4, len(content) - 4, 7):  # at the end stands where the next page is
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=f'The {length} bytes are no image that OpenCV can'):
             imfrombytes(content[:length])
+    refused = 0
     for place in range(4, len(content)):
         damaged = content[:place] + b'\xff' + content[place + 1 :]
         has_alpha(damaged), has_more_frames(damaged)
         try:
             imfrombytes(damaged)
-        except ValueError:
-            continue
+        except ValueError as error:
+            assert 'are no image that OpenCV can' in str(error) or 'A TIFF of ' in str(error)
+            refused += 1
+    assert 40 < refused < len(content) - 4, 'some bytes are only pixels'
 
 
 @pytest.mark.parametrize('flag', FLAGS)
@@ -307,6 +310,16 @@ def test_a_bitmap_whose_masks_give_another_order_of_channels_is_refused():
     assert usual[0].tolist() == [[0, 1, 2], [4, 5, 6]]
     with pytest.raises(ValueError, match='bit masks 000000ff, 0000ff00, 00ff0000'):
         imfrombytes(bitmap(0xFF, 0xFF00, 0xFF0000))
+
+
+@pytest.mark.parametrize(
+    ('text', 'pixels'),
+    [(b'P2 2 1 255 1 23', [[1, 23]]), (b'P3\n1 1\n255\n1 2 30', [[[30, 2, 1]]])],
+)
+def test_a_text_of_numbers_needs_no_line_break_at_its_end(text, pixels):
+    assert imfrombytes(text, 'unchanged').tolist() == pixels
+    with pytest.raises(ValueError, match='cut off'):
+        imfrombytes(text[: text.rindex(b' ')], 'unchanged')
 
 
 # what a file says of itself

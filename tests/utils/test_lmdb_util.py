@@ -84,7 +84,7 @@ def test_the_database_grows_as_needed(tmp_path):
 
 def test_a_size_that_is_given_is_kept_to(images, tmp_path):
     folder, names, keys = images
-    with pytest.raises(lmdb.MapFullError):
+    with pytest.raises(lmdb.MapFullError, match='MDB_MAP_FULL'):
         make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys, map_size=2**13)
     assert not (tmp_path / 'x.lmdb' / 'meta_info.txt').exists()
 

@@ -146,8 +146,11 @@ def test_a_suffix_of_another_kind_is_refused(tree):
 
 
 def test_links_that_lead_nowhere_are_no_files(tree):
+    files = set(scandir(tree, recursive=True))
+    assert {'a.jpg', 'b.png'} <= files
     (tree / 'broken.png').symlink_to(tree / 'none.png')
-    assert 'broken.png' not in set(scandir(tree, recursive=True))
+    assert set(scandir(tree, recursive=True)) == files
+    assert set(scandir(tree, recursive=True, broken_links=True)) == files | {'broken.png'}
 
 
 # ---------------------------------------------------------------------------- resume
@@ -291,3 +294,10 @@ def test_what_is_made_with_best_effort_ends_no_run(caplog):
     assert [record.message for record in caplog.records] == [
         'picture.png could not be made: RuntimeError: first line'
     ]
+
+
+def test_a_file_with_the_longest_name_can_be_written(tmp_path):
+    file = tmp_path / ('x' * 251 + '.png')
+    with atomic_path(file) as temporary:
+        temporary.write_text('a')
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]

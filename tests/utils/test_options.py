@@ -256,10 +256,9 @@ def test_stages_and_mixtures_that_cannot_be_are_named_with_their_lines(parse):
         'x.yml:8: datasets.train.progressive: ends after 8 of 9 iterations: leave out the last '
         'iters',
         'x.yml:9: datasets.train.progressive.0.gt_size: 30 is not a multiple of scale 4',
-        'x.yml:10: datasets.train.progressive.1: needs iters: only the last stage goes on to the '
-        'end',
+        'x.yml:10: datasets.train.progressive.1: needs iters: only the last stage lasts to the end',
         'x.yml:11: datasets.train.progressive.2: needs a gt_size, since datasets.train has none',
-        'x.yml:15: train.mixing: prob of mixup and cutmix are 1.1 together, above 1',
+        'x.yml:15: train.mixing: prob of mixup and cutmix add up to 1.1, above 1',
     ]
     text = STAGES.replace('[32, 30]', '32').replace('{gt_size: 64}', '{gt_size: 64, iters: 1}')
     parsed = parse(text.replace('iters: 5', 'gt_size: 8').replace('0.4', '0.3'))
@@ -548,7 +547,7 @@ def test_the_batch_of_all_is_shared_among_the_gpus_in_micro_batches(
 def test_a_batch_that_cannot_be_shared_evenly_is_refused(parse, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 3)
     entries = ('num_gpu=3', 'datasets:train:batch_size_total=64')
-    with pytest.raises(OptionError, match='64 samples cannot be shared out evenly among 3'):
+    with pytest.raises(OptionError, match='64 samples cannot be divided evenly among 3'):
         parse(TRAIN, *force(*entries))
 
 
@@ -646,6 +645,17 @@ def test_the_option_file_is_copied_below_its_command(tmp_path, monkeypatch):
     lines = (folder / 'x.yml').read_text(encoding='utf-8').split('\n')
     assert lines[0].startswith('# GENERATE TIME: ')
     assert lines[1:] == ['# CMD:', '# python train.py -opt x.yml', '', 'name: ü', '']
+
+
+def test_a_changed_option_file_does_not_overwrite_the_earlier_copy(tmp_path):
+    source, folder = tmp_path / 'x.yml', tmp_path / 'exp'
+    folder.mkdir()
+    for text in ('name: a\n', 'name: a\n', 'name: b\n'):
+        source.write_text(text)
+        copy_opt_file(source, folder)
+    copies = sorted(folder.iterdir(), key=lambda file: len(file.name))
+    assert [file.name[:1] for file in copies] == ['x', 'x'] and copies[0].name == 'x.yml'
+    assert [file.read_text().splitlines()[-1] for file in copies] == ['name: a', 'name: b']
 
 
 def test_the_copy_in_the_run_folder_is_not_copied_onto_itself(tmp_path):
@@ -1007,3 +1017,39 @@ def test_a_file_where_results_would_go_is_named(parse, tmp_path):
     (tmp_path / 'afile').touch()
     with pytest.raises(OptionError, match='afile is no folder: results go to .*afile/'):
         parse(TRAIN, *force(f'path:experiments_root={tmp_path}/afile'))
+
+
+@pytest.mark.parametrize(
+    ('entry', 'message'),
+    [
+        ('use_hflip=nope', "use_hflip: must be true or false, got 'nope'"),
+        ('use_rot=3', 'use_rot: must be true or false, got 3'),
+        ('io_backend=disk', "io_backend: write it as {type: disk}, got 'disk'"),
+        ('io_backend=[lmdb]', "io_backend: write it as {type: disk}, got ['lmdb']"),
+    ],
+)
+def test_flags_and_sections_of_datasets_are_checked(parse, entry, message):
+    with pytest.raises(OptionError) as error:
+        parse(TRAIN, *force(f'datasets:train:{entry}'))
+    assert str(error.value) == f'--force_yml: datasets.train.{message}'
+
+
+def test_a_list_that_the_file_lacks_is_to_be_forced_whole(parse):
+    with pytest.raises(OptionError) as error:
+        parse(TRAIN, *force('train:losses:0:type=L1Loss'))
+    assert str(error.value).endswith(
+        'the file does not give train:losses: set the whole of it, train:losses=….'
+    )
+
+
+@pytest.mark.parametrize(
+    ('value', 'message'),
+    [
+        ('L1Loss', "train.losses: needs a list, such as [{type: L1Loss}]: 'L1Loss'"),
+        ('[L1Loss]', "train.losses.0: needs a section with a type, got 'L1Loss'"),
+    ],
+)
+def test_losses_are_a_list_of_sections(parse, value, message):
+    with pytest.raises(OptionError) as error:
+        parse(TRAIN, *force(f'train:losses={value}'))
+    assert str(error.value) == f'--force_yml: {message}'

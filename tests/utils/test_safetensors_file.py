@@ -6,8 +6,7 @@ import torch
 from runs import checkpoint, differences, log_text, psnr_of
 
 from basicsr import cli
-from basicsr.utils import checkpoint as checkpoint_file
-from basicsr.utils import safetensors_file
+from basicsr.utils import safetensors_file, weights
 from basicsr.utils.checkpoint import DESCRIPTION, description, load_checkpoint, save_checkpoint
 from basicsr.utils.safetensors_file import as_safetensors, read_safetensors
 
@@ -226,5 +225,5 @@ def test_a_list_of_keys_that_is_none_is_damage(tmp_path, keys):
 def test_what_holds_no_networks_cannot_be_converted(tmp_path, content):
     torch.save(content, tmp_path / 'a.pth')
     with pytest.raises(ValueError, match='a dict is needed|under names that are texts'):
-        checkpoint_file.convert(tmp_path / 'a.pth', tmp_path / 'a.safetensors')
+        weights.convert(tmp_path / 'a.pth', tmp_path / 'a.safetensors')
     assert not (tmp_path / 'a.safetensors').exists()

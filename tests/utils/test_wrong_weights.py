@@ -5,8 +5,10 @@ import torch
 from runs import differences
 from torch.optim.swa_utils import AveragedModel
 
-from basicsr.archs import build_network
+from basicsr.archs import build_network, load_network_from
 from basicsr.models.base_model import BaseModel
+from basicsr.models.state import load_weights
+from basicsr.utils.checkpoint import save_checkpoint
 
 ONE = torch.ones(2, 3)
 
@@ -49,13 +51,13 @@ def load(tmp_path):
 @pytest.mark.parametrize(
     ('change', 'said'),
     [
-        (lambda s: {**s, 'step': 3}, 'has no tensors as step, which are left out'),
-        (lambda s: {'params': {**s, 'step': None}}, 'has no tensors as step, which are left out'),
-        (lambda s: {**s, 4: 5, None: None}, 'has no tensors as 4, None, which'),
+        (lambda s: {**s, 'step': 3}, 'has non-tensors, which are left out: step'),
+        (lambda s: {'params': {**s, 'step': None}}, 'has non-tensors, which are left out: step'),
+        (lambda s: {**s, 4: 5, None: None}, 'has non-tensors, which are left out: 4, None'),
         (lambda s: {4: 5, 'state_dict': s}, r'it has: 4, state_dict'),
         (
             lambda s: {'state_dict': {f'net_g.{k}': v for k, v in s.items()} | {'net_d.a': ONE}},
-            'begin with net_g. are taken, without that; 1 others are not',
+            'prefix net_g. are used, without it; 1 others are not',
         ),
     ],
 )
@@ -71,7 +73,15 @@ def test_the_average_that_torch_makes_is_read(load, caplog):
     net, other = compact(), compact()
     load(net, AveragedModel(other).state_dict())
     assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
-    assert 'begin with module. are taken, without that; 1 others' in caplog.text
+    assert 'prefix module. are used, without it; 1 others' in caplog.text
+
+
+def test_a_safetensors_file_of_another_name_is_read(tmp_path):
+    net, other = compact(), compact()
+    save_checkpoint({'params': other.state_dict()}, tmp_path / 'y.safetensors')
+    (tmp_path / 'y.safetensors').rename(tmp_path / 'y.pth')
+    load_weights(net, tmp_path / 'y.pth')
+    assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
 
 
 # ---------------------------------------------------------------------------- what is refused
@@ -80,11 +90,40 @@ def test_the_average_that_torch_makes_is_read(load, caplog):
 @pytest.mark.parametrize(
     ('content', 'message'),
     [
-        ({'params': {0: ONE, 'w': ONE}}, 'the name 0, and the names of weights are texts'),
+        (b'', 'it has 0 bytes, .* Fetch it again'),
+        (b'\n<!DOCTYPE html><html>404</html>', 'it is a web page .HTML., .* raw content'),
+        (b'version https://git-lfs.github.com/spec/v1\noid sha256:0', 'git-lfs pointer.*lfs pull'),
+    ],
+)
+@pytest.mark.parametrize('name', ['x.pth', 'x.safetensors'])
+def test_what_is_no_checkpoint_at_all_is_named(tmp_path, content, message, name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_network_from(tmp_path / name)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('strict', [True, False])
+@pytest.mark.parametrize('kind', [torch.int64, torch.complex64])
+def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
+    net = compact()
+    state = {name: value.to(kind) for name, value in net.state_dict().items()}
+    message = rf'holds body\.0\.weight as {str(kind)[6:]}, .* for weights that are floats'
+    with pytest.raises(ValueError, match=message):
+        load(net, {'params': state}, strict=strict)
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ({'params': {0: ONE, 'w': ONE}}, 'the name 0, but names of weights are strings'),
         ({'w': ONE.to('meta')}, 'w on the meta device, without values'),
         ({'w': torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8)}, 'w quantized: save what'),
         ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
         ({'params': {}}, 'It holds no weights'),
+        ({'params': {'a.w': ONE, 'b.w': ONE * torch.nan}}, 'b.w with NaN alone: its training div'),
+        ({'model': {'params': {'w': ONE}}}, r"nested, at \['model'\]\['params'\]: save these"),
+        ({'params': {'net': {'w': ONE}}}, r"nested, at \['params'\]\['net'\]: save these"),
         ({f'layer_{i}': i for i in range(900)}, 'layer_4 and 895 more. It holds no weights'),
         ({'net': {'w': ONE}, 'epoch': 3}, 'keys are net, epoch. Set path.param_key_. to net'),
         ({'epoch': 0, 'iter': 4, 'optimizers': []}, 'is a training state, .* models/net_g_4.pth'),
@@ -124,7 +163,7 @@ def test_advice_names_the_option_of_the_network_that_is_loaded(load):
         (rrdb(4), rrdb(2), 'for x2: take one for x4'),  # the first layer differs
         (edsr(4), edsr(2), 'for another scale: take one for x4'),
         (edsr(4), edsr(3), 'for another scale: take one for x4'),
-        (edsr(4), edsr(4, num_feat=6), 'Make network_g as it was when that was trained; or set'),
+        (edsr(4), edsr(4, num_feat=6), 'network_g as it was when the file was trained; or set'),
     ],
 )
 def test_weights_for_another_scale_are_named(load, net, other, message):

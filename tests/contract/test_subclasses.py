@@ -1,0 +1,212 @@
+"""What subclasses and registrations of dependent projects rely on, each in a plug-in file."""
+
+import json
+
+import pytest
+from runs import checkpoint, differences, log_text, rows
+
+# A second network with an optimizer of its own, in the way that models of BasicSR 1.x have it.
+TWO_GENERATORS = """
+from collections import OrderedDict
+
+from basicsr.archs import build_network
+from basicsr.models.sr_model import SRModel
+from basicsr.utils.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class RefiningModel(SRModel):
+    def init_training_settings(self):
+        self.net_r = build_network(self.opt['network_r'])
+        self.net_r = self.model_to_device(self.net_r)
+        self.print_network(self.net_r)
+        load_path = self.opt['path'].get('pretrain_network_r', None)
+        if load_path is not None:
+            self.load_network(self.net_r, load_path, True, 'params')
+        self.net_r.train()
+        super().init_training_settings()
+
+    def setup_optimizers(self):
+        train_opt = self.opt['train']
+        for name in 'gr':
+            optim_type = train_opt[f'optim_{name}'].pop('type')
+            params = getattr(self, f'net_{name}').parameters()
+            optimizer = self.get_optimizer(optim_type, params, **train_opt[f'optim_{name}'])
+            setattr(self, f'optimizer_{name}', optimizer)
+            self.optimizers.append(optimizer)
+
+    def optimize_parameters(self, current_iter):
+        self.optimizer_g.zero_grad()
+        self.optimizer_r.zero_grad()
+        coarse = self.net_g(self.lq)
+        self.output = coarse + self.net_r(coarse)
+        l_coarse, l_pix = self.cri_pix(coarse, self.gt), self.cri_pix(self.output, self.gt)
+        (l_coarse + l_pix).backward()
+        self.optimizer_g.step()
+        self.optimizer_r.step()
+        self.log_dict = self.reduce_loss_dict(OrderedDict(l_coarse=l_coarse, l_pix=l_pix))
+
+    def save(self, epoch, current_iter):
+        self.save_network(self.net_g, 'net_g', current_iter)
+        self.save_network(self.net_r, 'net_r', current_iter)
+        self.save_training_state(epoch, current_iter)
+"""
+
+# Names that exist in this package, with other behaviour.
+SAME_NAMES = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from basicsr.data.paired_image_dataset import PairedImageDataset as Original
+from basicsr.models.srgan_model import SRGANModel
+from basicsr.utils.registry import ARCH_REGISTRY, DATASET_REGISTRY, MODEL_REGISTRY
+
+
+@ARCH_REGISTRY.register()
+class SRVGGNetCompact(nn.Module):
+    def __init__(self, num_feat=4, upscale=2):
+        super().__init__()
+        self.mine = nn.Sequential(nn.Conv2d(3, 3 * upscale**2, 3, 1, 1), nn.PixelShuffle(upscale))
+
+    def forward(self, x):
+        return self.mine(x)
+
+
+@DATASET_REGISTRY.register()
+class RealESRGANDataset(Original):
+    def __init__(self, opt):
+        assert opt['use_flip']  # nearly a key of this package's datasets
+        super().__init__(opt)
+
+
+@MODEL_REGISTRY.register()
+class RealESRGANModel(SRGANModel):
+    def feed_data(self, data):
+        self.is_mine = True
+        super().feed_data(data)
+"""
+
+BICUBIC = """
+from torch import nn
+from torch.nn import functional as F
+
+from basicsr.utils.registry import ARCH_REGISTRY
+
+
+@ARCH_REGISTRY.register()
+class Bicubic(nn.Module):
+    def __init__(self, upscale=2):
+        super().__init__()
+        self.upscale = upscale
+
+    def forward(self, x):
+        return F.interpolate(x, scale_factor=self.upscale, mode='bicubic').clamp(0, 1)
+"""
+
+LOSS_AND_METRIC = """
+import numpy as np
+from torch import nn
+
+from basicsr.losses.loss_util import weighted_loss
+from basicsr.utils.registry import LOSS_REGISTRY, METRIC_REGISTRY
+
+
+@weighted_loss
+def cubed(pred, target):
+    return (pred - target).abs() ** 3
+
+
+@LOSS_REGISTRY.register()
+class CubedLoss(nn.Module):
+    def __init__(self, loss_weight=1.0, reduction='mean'):
+        super().__init__()
+        self.loss_weight, self.reduction = loss_weight, reduction
+
+    def forward(self, pred, target, weight=None, **kwargs):
+        return self.loss_weight * cubed(pred, target, weight, reduction=self.reduction)
+
+
+@METRIC_REGISTRY.register()
+def calculate_mae(img, img2, crop_border, **kwargs):
+    img, img2 = img[crop_border:-crop_border], img2[crop_border:-crop_border]
+    return np.mean(np.abs(img.astype(np.float64) - img2.astype(np.float64)))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Write a file of a project, and give the option that imports it."""
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        return {'plugins': ['.']}
+
+    return write
+
+
+@pytest.fixture
+def refining(train_opt, plugin):
+    def make(**overrides):
+        opt = train_opt(model_type='RefiningModel', **overrides)
+        opt |= plugin('refining_model.py', TWO_GENERATORS)
+        opt['network_r'] = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 1}
+        opt['train']['optim_r'] = {'type': 'Adam', 'lr': 2e-3}
+        opt['train']['ema_decay'] = 0
+        opt['logger'] = {'print_freq': 1, 'save_checkpoint_freq': 2}
+        return opt
+
+    return make
+
+
+def test_a_second_network_with_its_own_optimizer_trains_and_resumes_exactly(run, refining):
+    whole = run(refining(name='whole', train__total_iter=4))
+    run(refining(name='halves', train__total_iter=2))
+    halves = run(refining(name='halves', train__total_iter=4), '--auto_resume')
+    steps = [row for row in rows(whole) if 'losses/l_coarse' in row]
+    assert all(0 < row['losses/l_pix'] < 1 for row in steps)
+    for name in ('net_g_4.pth', 'net_r_4.pth'):
+        assert differences(checkpoint(whole, name), checkpoint(halves, name)) == []
+    first, last = (checkpoint(whole, f'net_r_{number}.pth')['params'] for number in (2, 4))
+    assert sorted(differences(first, last)) == sorted(f'/{name}' for name in first)
+    assert len(checkpoint(whole, '4.state')['optimizers']) == 2
+
+
+def test_registrations_of_names_that_exist_here_are_the_ones_used(run, train_opt, plugin):
+    opt = train_opt(model_type='RealESRGANModel', train__total_iter=2)
+    opt |= plugin('same_model.py', SAME_NAMES)
+    opt['network_d'] = {'type': 'UNetDiscriminatorSN', 'num_in_ch': 3, 'num_feat': 4}
+    opt['network_g'] = {'type': 'SRVGGNetCompact', 'upscale': 2}
+    opt['datasets']['train'].update(type='RealESRGANDataset', use_flip=True)
+    opt['train'].update(optim_d={'type': 'Adam', 'lr': 1e-3}, gan_opt={'type': 'GANLoss'})
+    opt['train']['gan_opt'].update(gan_type='vanilla', loss_weight=0.1)
+    folder = run(opt)
+    assert all(
+        name.startswith('mine.') for name in checkpoint(folder, 'net_g_latest.pth')['params']
+    )
+    assert 'losses/l_g_gan' in rows(folder)[0]
+    assert 'Dataset [RealESRGANDataset]' in log_text(folder)
+
+
+def test_a_network_without_parameters_is_tested_without_weights(run, train_opt, plugin):
+    opt = train_opt()
+    test_opt = {key: opt[key] for key in ('model_type', 'scale', 'num_gpu', 'val')}
+    test_opt |= {'name': 'bicubic', 'network_g': {'type': 'Bicubic'}}
+    test_opt |= plugin('bicubic_arch.py', BICUBIC)
+    test_opt['datasets'] = {'val': opt['datasets']['val']}
+    folder = run(test_opt, pipeline='test')
+    (scores,) = json.loads((folder / 'results.json').read_text())['sets'].values()
+    assert 15 < scores['metrics']['psnr'] < 60
+    with pytest.raises(ValueError, match='path.pretrain_network_g names no weights'):
+        run(test_opt | {'network_g': opt['network_g'], 'name': 'random'}, pipeline='test')
+
+
+def test_a_loss_and_a_metric_of_a_project_are_computed(run, train_opt, plugin):
+    opt = train_opt(train__total_iter=1) | plugin('own_loss.py', LOSS_AND_METRIC)
+    opt['train']['pixel_opt'] = {'type': 'CubedLoss', 'loss_weight': 2.0, 'reduction': 'mean'}
+    opt['val']['metrics'] = {'mae': {'type': 'calculate_mae', 'crop_border': 2, 'better': 'lower'}}
+    folder = run(opt)
+    logged = rows(folder)
+    assert 0 < logged[0]['losses/l_pix'] < 0.5
+    score = [row['metrics/val/mae'] for row in logged if 'metrics/val/mae' in row][-1]
+    assert 1 < score < 128
