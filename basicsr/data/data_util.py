@@ -66,15 +66,16 @@ def text_lines(list_file: str | Path) -> list[str]:
         FileNotFoundError: There is no such file.
         ValueError: It is not UTF-8 text, or empty.
     """
-    lines = [line for _, line in _numbered_lines(list_file)]
+    lines = [line for _, line in numbered_lines(list_file)]
     if not lines:
         raise UserError(f'{list_file}: the list is empty.')
     return lines
 
 
-def _numbered_lines(list_file: str | Path) -> list[tuple[int, str]]:
+def numbered_lines(list_file: str | Path, option: str = 'meta_info_file') -> list[tuple[int, str]]:
+    """Lines of a list that are not blank, without blanks around them, and their numbers from 1."""
     if not Path(list_file).is_file():
-        raise FileNotFoundError(f'no meta_info_file {list_file}.')
+        raise FileNotFoundError(f'no {option} {list_file}.')
     try:
         lines = Path(list_file).read_text(encoding='utf-8-sig').splitlines()
     except UnicodeDecodeError as error:
@@ -249,7 +250,7 @@ def check_files_exist(paths: Iterable[Iterable[str]], list_file: str | Path) -> 
         if not os.path.isfile(path)
     ]
     if missing:
-        numbers = [number for number, _ in _numbered_lines(list_file)]
+        numbers = [number for number, _ in numbered_lines(list_file)]
         named = [f'{path} (line {numbers[index]})' for index, path in missing[:3]]
         more = ', …' if len(missing) > 3 else ''
         raise FileNotFoundError(

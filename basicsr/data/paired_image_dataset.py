@@ -24,6 +24,7 @@ from .data_util import (
     paired_paths_from_lmdb,
     paired_paths_from_meta_info_file,
 )
+from .exclusion import kept_images
 from .progressive import crop_sizes
 from .shared import Pair, PathTable, SaidOnce
 from .transforms import UPRIGHT, draw_orientation, paired_random_crop
@@ -132,6 +133,7 @@ class PairedImageDataset(PairedImages, Dataset):
               together in order;
             * ``io_backend``: ``{type: disk}`` (default) or ``{type: lmdb}``;
             * ``meta_info_file``: optional list of GT names, one a line;
+            * ``exclude``: optional list of GT names to leave out, one a line;
             * ``filename_tmpl``: LQ base name from the GT base name; default '{}';
             * ``recursive``: pair sub-folders too; default false;
             * ``color``: 'y' or 'gray' for one channel; default three;
@@ -151,7 +153,7 @@ class PairedImageDataset(PairedImages, Dataset):
         self._read_options(opt)
         self.gt_folder, self.lq_folder = opt['dataroot_gt'], opt['dataroot_lq']
         self.filename_tmpl = check_template(opt.get('filename_tmpl', '{}'))
-        self.paths = self._find_pairs(opt)
+        self.paths = self._without_excluded(self._find_pairs(opt), opt)
         if self.phase != 'train':
             check_distinct_names(self.paths.column('lq_path'))
         self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})
@@ -181,6 +183,11 @@ class PairedImageDataset(PairedImages, Dataset):
             parts = zip(keys, folders, names, strict=True)
             table.extend({f'{key}_path': (folder, own) for key, folder, own in parts})
         return table
+
+    def _without_excluded(self, pairs: PathTable, opt: dict) -> PathTable:
+        roots = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
+        kept = kept_images(pairs.column('gt_path'), roots, opt)
+        return pairs if len(kept) == len(pairs) else PathTable(pairs[index] for index in kept)
 
     def _existing_pairs(self, folders: tuple[str, str], list_file: str) -> list[Pair]:
         pairs = self._listed_pairs(folders, list_file)

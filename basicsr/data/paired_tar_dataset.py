@@ -30,6 +30,7 @@ _BEFORE_A_FILE = (
 )
 _OF_FOLDERS = (
     *('dataroot_gt', 'dataroot_lq', 'io_backend', 'meta_info_file', 'filename_tmpl', 'recursive'),
+    'exclude',
 )
 
 

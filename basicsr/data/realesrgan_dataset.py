@@ -27,6 +27,7 @@ from .data_util import (
     paths_from_folder,
     paths_from_lmdb,
 )
+from .exclusion import kept_images
 from .second_order import (
     KERNEL_OPTIONS,
     Recipe,
@@ -52,7 +53,8 @@ class RealESRGANDataset(Dataset):
             * ``dataroot_gt``: a folder, an LMDB, or a list of folders; ``root_weights``: how often
               an image of each folder is seen in an epoch on average, default once;
             * ``io_backend``, ``recursive``, ``color``, ``cache``: as for PairedImageDataset;
-            * ``meta_info``: optional list of GT names, one a line;
+            * ``meta_info``: optional list of GT names, one a line; ``exclude``: of those to leave
+              out;
             * ``gt_size``: side of the patches to train on; ``crop_size``: side of the patch that is
               degraded, of which they are cut, default 25/16 of ``gt_size`` (400 for 256);
             * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset; images
@@ -98,14 +100,11 @@ class RealESRGANDataset(Dataset):
         backend: dict[str, Any] = dict(self.io_backend_opt)
         if backend['type'] == 'lmdb':
             backend.update(db_paths=[self.gt_folder], client_keys=['gt'])
-            roots = [paths_from_lmdb(self.gt_folder)]
+            folders, roots = [self.gt_folder], [paths_from_lmdb(self.gt_folder)]
         else:
             folders = self.gt_folder if isinstance(self.gt_folder, list) else [self.gt_folder]
             roots = [self._find_files(folder, opt) for folder in folders]
-        self.paths = PathTable(path for root in roots for path in root)
-        if not self.paths:
-            raise UserError(f'no images in {self.gt_folder}.')
-        lengths = [len(root) for root in roots]
+        lengths = self._set_paths(folders, roots, opt)
         self._first, self._share = _weighted(lengths, opt.get('root_weights'))
         self.file_client = FileClient(backend.pop('type'), **backend)
         self._read = ImageReader(
@@ -116,6 +115,16 @@ class RealESRGANDataset(Dataset):
             opt.get('cache', 'off'),
             opt.get('name', 'images'),
         )
+
+    def _set_paths(self, folders: list[str], roots: list[list[str]], opt: dict) -> list[int]:
+        """Keep the images that are not excluded; returns how many there are of each root."""
+        paths = [path for root in roots for path in root]
+        if not paths:
+            raise UserError(f'no images in {self.gt_folder}.')
+        kept = kept_images(paths, folders, opt)
+        self.paths = PathTable(paths[index] for index in kept)
+        ends = np.cumsum([len(root) for root in roots])
+        return np.diff(np.searchsorted(kept, ends), prepend=0).tolist()
 
     def set_gt_size(self, gt_size: int) -> None:
         """Make patches of ``gt_size`` from now on."""

@@ -20,6 +20,7 @@ from .data_util import (
     paths_from_folder,
     paths_from_lmdb,
 )
+from .exclusion import kept_images
 from .shared import PathTable
 
 
@@ -29,8 +30,9 @@ class SingleImageDataset(Dataset):
 
     Args:
         opt: Options with the keys ``dataroot_lq`` (a folder, a list of folders, or an LMDB) and
-            optionally ``io_backend``, ``meta_info_file`` (names, one a line), ``recursive``,
-            ``color``, ``cache``, ``mean``, ``std``, as for PairedImageDataset.
+            optionally ``io_backend``, ``meta_info_file`` (names, one a line), ``exclude`` (names to
+            leave out), ``recursive``, ``color``, ``cache``, ``mean``, ``std``, as for
+            PairedImageDataset.
 
     An item is ``{'lq', 'lq_path'}``: a float32 RGB tensor (c, h, w) in [0, 1].
     """
@@ -50,6 +52,7 @@ class SingleImageDataset(Dataset):
             paths = self._find_files(opt)
         if not paths:
             raise UserError(f'no images in {self.lq_folder}.')
+        paths = [paths[index] for index in kept_images(paths, self._roots(), opt)]
         if opt.get('phase') != 'train':
             check_distinct_names(paths)
         self.paths = PathTable(paths)
@@ -57,8 +60,11 @@ class SingleImageDataset(Dataset):
         cache, name = opt.get('cache', 'off'), opt.get('name', 'images')
         self._read = ImageReader(self.file_client, paths, 'lq', self.color, cache, name)
 
+    def _roots(self) -> list[str]:
+        return self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
+
     def _find_files(self, opt: dict) -> list[str]:
-        folders = self.lq_folder if isinstance(self.lq_folder, list) else [self.lq_folder]
+        folders = self._roots()
         if opt.get('meta_info_file') is None:
             recursive = opt.get('recursive', False)
             return [path for folder in folders for path in paths_from_folder(folder, recursive)]

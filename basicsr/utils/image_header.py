@@ -28,7 +28,7 @@ _TAGS = (_BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _PLANES, _EXTRA, _KIND)
 _NEXT_PAGE = 0  # no tag
 _SIZES = {1: 1, 3: 2, 4: 4, 6: 1, 8: 2, 9: 4, 16: 8, 17: 8}
 _KINDS = {1: 'unsigned', 2: 'signed', 3: 'float', 4: 'unsigned'}  # 4: unknown
-_FLOAT, _SEPARATED = 3, 5
+_FLOAT, _PALETTE, _SEPARATED = 3, 3, 5
 
 
 class _Field(NamedTuple):
@@ -110,6 +110,30 @@ def has_alpha(content: bytes) -> bool:
     return _value(fields, _EXTRA) in (1, 2) or (
         is_more_than_colour and _value(fields, _PHOTOMETRIC) != _SEPARATED
     )
+
+
+def has_palette(content: bytes) -> bool:
+    """Whether an image file has at most 256 colours, which its pixels are numbers of."""
+    if content.startswith(b'\x89PNG'):
+        return content[25:26] == b'\3'
+    if content.startswith(b'BM'):
+        return 0 < int.from_bytes(content[28:30], 'little') <= 8
+    return _is_tiff(content) and _value(_read_tiff(content), _PHOTOMETRIC) == _PALETTE
+
+
+def orientation(content: bytes) -> int:
+    """The orientation tag of an image file (EXIF 2.3, tag 274): 1 upright, up to 8; 1 if none."""
+    if content.startswith(b'\x89PNG'):
+        place = content.find(b'eXIf', 0, content.find(b'IDAT')) + 4
+    elif content.startswith(b'RIFF'):
+        place = content.rfind(b'EXIF') + 8 if _has_webp_flag(content, 0x08) else 0
+    elif content.startswith(b'\xff\xd8'):
+        place = content.find(b'Exif\0\0', 0, 2**16) + 6
+    else:
+        place = 0
+    exif = content[place : place + 2**16] if place > 8 else content
+    found = _value(_read_tiff(exif), _ORIENTATION, 1) if _is_tiff(exif) else 1
+    return found if 1 <= found <= 8 else 1
 
 
 def has_more_frames(content: bytes) -> bool:

@@ -28,6 +28,7 @@ MEANINGS = {
     'datasets.io_backend': '{type: disk}, {type: lmdb}, or memcached with its keys',
     'datasets.meta_info_file': 'a list of names, the images to use; ~: all',
     'datasets.meta_info': 'a list of names, the images to use; ~: all',
+    'datasets.exclude': 'a list of names, the images to leave out; ~: none',
     'datasets.filename_tmpl': "base name of the LQ image from that of the GT; default '{}'",
     'datasets.recursive': 'look into sub-folders',
     'datasets.gt_size': 'side of the GT crops in pixels',

@@ -125,11 +125,11 @@ class DatasetOptions(Section):
     has_component = True
     also_known = (
         'phase scale dataroot_gt dataroot_lq io_backend meta_info_file meta_info filename_tmpl '
-        'recursive gt_size pad_small use_hflip use_rot color mean std cache crop_size root_weights '
-        'degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 kernel_prob '
-        'kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range betap_range2 '
-        'sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples shuffle_buffer '
-        'shuffle_seed'
+        'recursive exclude gt_size pad_small use_hflip use_rot color mean std cache crop_size '
+        'root_weights degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 '
+        'kernel_prob kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range '
+        'betap_range2 sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples '
+        'shuffle_buffer shuffle_seed'
     )
     # Those of them that are true or false.
     flags: ClassVar[str] = 'pad_small recursive use_hflip use_rot'

@@ -1,12 +1,21 @@
+import io
 import struct
 import zlib
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 from tiff import tiff
 
-from basicsr.utils.image_header import as_stored, has_alpha, has_more_frames, remarks
+from basicsr.utils.image_header import (
+    as_stored,
+    has_alpha,
+    has_more_frames,
+    has_palette,
+    orientation,
+    remarks,
+)
 from basicsr.utils.img_util import imfrombytes, read_unchanged
 
 RNG = np.random.default_rng(0)
@@ -311,3 +320,41 @@ def test_a_text_of_numbers_needs_no_line_break_at_its_end(text, pixels):
     assert imfrombytes(text, 'unchanged').tolist() == pixels
     with pytest.raises(ValueError, match='cut off'):
         imfrombytes(text[: text.rindex(b' ')], 'unchanged')
+
+
+# what a file says of itself
+
+
+@pytest.mark.parametrize('turn', [1, 3, 6, 8])
+@pytest.mark.parametrize('kind', ['PNG', 'JPEG', 'WEBP', 'TIFF'])
+def test_the_orientation_is_read_wherever_a_format_has_it(kind, turn):
+    img = Image.fromarray(RNG.integers(0, 256, (16, 32, 3), dtype=np.uint8))
+    exif = img.getexif()
+    exif[274] = turn
+    file = io.BytesIO()
+    img.save(file, kind, exif=exif)
+    assert orientation(file.getvalue()) == turn
+
+
+@pytest.mark.parametrize('order', '<>')
+def test_the_orientation_of_a_tiff_is_read_in_both_byte_orders(order):
+    assert orientation(tiff(RGB.astype(np.uint8), order, orientation=5)) == 5
+    assert orientation(tiff(RGB.astype(np.uint8), order, orientation=9)) == 1
+
+
+@pytest.mark.parametrize('extension', ['.png', '.jpg', '.webp', '.bmp', '.tif', '.ppm'])
+def test_files_without_the_tag_or_a_palette_are_upright_and_in_colour(extension):
+    content = encode(extension, RNG.integers(0, 256, (16, 32, 3), dtype=np.uint8))
+    assert orientation(content) == 1
+    assert not has_palette(content)
+    for length in (0, 4, 12, 30):  # cut off
+        assert orientation(content[:length]) == 1
+        assert not has_palette(content[:length])
+
+
+@pytest.mark.parametrize('kind', ['PNG', 'BMP', 'TIFF'])
+def test_a_palette_is_found(kind):
+    file = io.BytesIO()
+    img = Image.fromarray(RNG.integers(0, 256, (16, 32, 3), dtype=np.uint8))
+    img.quantize(16).save(file, kind)
+    assert has_palette(file.getvalue())
