@@ -20,6 +20,7 @@ COMMANDS = {
     'convert': 'the same as weights convert',
     'cache': 'list or clear the caches of decoded images',
     'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
+    'restore': 'restore images with a trained network',
     'doctor': 'look through the data of a training before it starts',
     'list': 'list the networks, losses, metrics, datasets or models, or show one of them',
     'weights': 'show, interpolate, average, convert or strip files of networks',

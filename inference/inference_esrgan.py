@@ -7,16 +7,17 @@ from pathlib import Path
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from basicsr.models.restore_files import find_network, restore_files
 from basicsr.run.program import run
-from inference.common import load_network, restore_folder
 
 NETWORK = {'type': 'RRDBNet', 'num_in_ch': 3, 'num_out_ch': 3}  # and the defaults, as published
 MODEL = 'experiments/pretrained_models/ESRGAN/ESRGAN_SRx4_DF2KOST_official-ff704c30.pth'
 
 
 def main(args: argparse.Namespace) -> str:
-    net = load_network(args.model_path, NETWORK)
-    return restore_folder(net, args.input, args.output, 'ESRGAN', scale=net.scale)
+    net = find_network(args.model_path, NETWORK)
+    options = {'suffix': '_ESRGAN', 'existing': 'replace'}
+    return restore_files(net, args.input, args.output, **options)
 
 
 if __name__ == '__main__':

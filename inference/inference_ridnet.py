@@ -10,18 +10,18 @@ from pathlib import Path
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from basicsr.models.restore_files import find_network, restore_files
 from basicsr.run.program import run
-from inference.common import load_network, restore_folder
 
 NETWORK = {'type': 'RIDNet', 'in_channels': 3, 'mid_channels': 64, 'out_channels': 3}
 
 
 def main(args: argparse.Namespace) -> str:
-    net = load_network(args.model_path, NETWORK)
+    net = find_network(args.model_path, NETWORK)
     source = Path(args.test_path, f'X{args.noise_g}')
     output = Path('results/RIDNet', Path(args.test_path).name)
-    suffix = f'x{args.noise_g}_RIDNet'
-    return restore_folder(net, source, output, suffix, scale=1, white=255)
+    options = {'suffix': f'_x{args.noise_g}_RIDNet', 'existing': 'replace', 'white': 255}
+    return restore_files(net, source, output, **options)
 
 
 if __name__ == '__main__':

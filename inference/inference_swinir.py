@@ -9,9 +9,9 @@ from typing import Any
 if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from basicsr.models.restore_files import find_network, restore_files
 from basicsr.run.program import run
 from basicsr.utils.errors import UserError
-from inference.common import load_network, restore_folder
 
 # The published networks: https://arxiv.org/abs/2108.10257, section 4.1.
 MEDIUM = {'embed_dim': 180, 'depths': [6] * 6, 'num_heads': [6] * 6, 'window_size': 8}
@@ -57,11 +57,9 @@ def check_level(args: argparse.Namespace) -> None:
 
 def main(args: argparse.Namespace) -> str:
     check_level(args)
-    net = load_network(args.model_path, options(args))
-    channels = net.conv_first.in_channels
-    return restore_folder(
-        net, args.input, args.output, 'SwinIR', scale=net.scale, channels=channels
-    )
+    net = find_network(args.model_path, options(args))
+    chosen = {'suffix': '_SwinIR', 'existing': 'replace'}
+    return restore_files(net, args.input, args.output, **chosen)
 
 
 if __name__ == '__main__':

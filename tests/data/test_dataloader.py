@@ -215,12 +215,14 @@ def test_without_processes_of_their_own_gpus_share_one_loader(dice, num_gpu, dis
     assert gpus_per_process(num_gpu, dist) == factor
 
 
-def test_a_prefetching_thread_never_draws_in_the_process_itself(dice):
-    loader = endless(dice, prefetch_mode='cpu', num_prefetch_queue=2)
-    assert isinstance(loader, PrefetchDataLoader)
-    assert (loader.num_prefetch_queue, loader.num_workers) == (2, 1)
-    (worker,) = {pid for batch in itertools.islice(loader, 4) for pid in batch['worker'].tolist()}
-    assert worker != os.getpid()
+@pytest.mark.parametrize('workers', [0, 1])
+def test_batches_are_read_ahead_only_where_there_are_loader_processes(dice, workers):
+    options = {'prefetch_mode': 'cpu', 'num_prefetch_queue': 2, 'num_worker_per_gpu': workers}
+    loader = endless(dice, **options)
+    assert isinstance(loader, PrefetchDataLoader) == (workers > 0)
+    assert loader.num_workers == workers
+    (reader,) = {pid for batch in itertools.islice(loader, 4) for pid in batch['worker'].tolist()}
+    assert (reader == os.getpid()) == (workers == 0)
 
 
 def test_a_worker_is_seeded_from_its_rank_and_number(monkeypatch):

@@ -119,7 +119,7 @@ def test_weights_of_another_size_are_named(script, write, tmp_path, capsys):
     write(tmp_path / 'a.png', 5, 6, 3)
     with pytest.raises(SystemExit):
         script(ESRGAN, '--model_path', tmp_path / 'small.pth', '--input', tmp_path / 'a.png')
-    assert 'small.pth does not fit the network' in capsys.readouterr().err
+    assert 'small.pth does not fit RRDBNet' in capsys.readouterr().err
 
 
 # RIDNet
@@ -173,14 +173,14 @@ def network(script, monkeypatch):
     """The network that the script builds for its arguments, without weights."""
     built = []
 
-    def load_network(file, options):
+    def find_network(file, options):
         with torch.device('meta'):
             built.append(build_network(options))
         return built[-1]
 
     def call(*flags):
-        monkeypatch.setattr('inference.common.load_network', load_network)
-        monkeypatch.setattr('inference.common.restore_folder', lambda *_, **__: '')
+        monkeypatch.setattr('basicsr.models.restore_files.find_network', find_network)
+        monkeypatch.setattr('basicsr.models.restore_files.restore_files', lambda *_, **__: '')
         script(SWINIR, *flags, '--input', 'x', '--model_path', 'x.pth')
         return built[-1]
 

@@ -1,0 +1,288 @@
+"""Restore image files with the network of a checkpoint: ``basicsr restore`` and ``inference/``."""
+
+import logging
+import textwrap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from basicsr.archs import build_network, load_network_from
+from basicsr.data.data_util import list_images
+from basicsr.utils.checkpoint import (
+    load_checkpoint,
+    select_params,
+    split_description,
+    strip_wrapper_prefixes,
+    take_below_prefix,
+)
+from basicsr.utils.errors import UserError
+from basicsr.utils.image_header import orientation
+from basicsr.utils.img_util import cv2, img2tensor, imwrite, read_unchanged, tensor2img
+from basicsr.utils.misc import atomic_path
+from basicsr.utils.progress_bar import progress_bar
+from basicsr.utils.text import some
+from basicsr.utils.yaml_util import yaml_load
+
+from .restore import required_halo, restore
+
+logger = logging.getLogger(__name__)
+
+_LARGE = 2**20  # LQ pixels, from which an image is restored in tiles without being asked
+_TILE, _SMALLEST_TILE = 512, 64
+_BLENDED = 32  # LQ pixels over which tiles are blended, for a network that sees the whole image
+_TURNED = {  # by EXIF orientation: rotations by 90 degrees to the left, then a mirror image
+    **{1: (0, False), 2: (0, True), 3: (2, False), 4: (2, True)},
+    **{5: (3, True), 6: (3, False), 7: (1, True), 8: (1, False)},
+}
+
+
+class Shape(NamedTuple):
+    """What a network takes and gives: input channels, scale, and what sizes are multiples of."""
+
+    channels: int
+    scale: int
+    multiple: int
+
+
+def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.Module:
+    """Build the network of a checkpoint with its weights, in eval mode on the GPU if there is one.
+
+    It is the one that the file describes; else ``network``; else that of the option file in the run
+    folder that the checkpoint lies in. ``params_ema`` are used if the file has them.
+
+    Args:
+        network: Type and arguments, as the section ``network_g`` of an option file.
+
+    Raises:
+        ValueError: Nothing says which network it is, or the weights do not fit it.
+    """
+    content = load_checkpoint(file)
+    described = split_description(content)[1].get('network') if isinstance(content, dict) else None
+    if described:
+        net = load_network_from(file)
+        if network and described['type'] != network['type']:
+            raise UserError(f'{file} holds a {described["type"]}, not a {network["type"]}.')
+    else:
+        net = build_network(network or _network_of_run(Path(file)))
+        state, _ = select_params(content, None, file)
+        own = net.state_dict()
+        try:
+            net.load_state_dict(take_below_prefix(strip_wrapper_prefixes(state, own), own, file))
+        except RuntimeError as error:
+            reason = textwrap.shorten(str(error), 500)
+            raise UserError(f'{file} does not fit {type(net).__name__}: {reason}') from error
+    return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def _network_of_run(file: Path) -> dict[str, Any]:
+    folder = file.absolute().parents[1] if file.absolute().parent.name == 'models' else None
+    for option_file in sorted(folder.glob('*.yml')) if folder else ():
+        network = (yaml_load(option_file) or {}).get('network_g')
+        if isinstance(network, dict):
+            logger.info('The network is that of %s.', option_file)
+            return network
+    raise UserError(
+        f'{file} does not say which network it holds, and lies in no run folder with an option '
+        'file: give an option file that has its network_g (--opt).'
+    )
+
+
+def shape_of(net: nn.Module) -> Shape:
+    """Find out by a small image how many channels a network takes, and how it scales."""
+    multiple = getattr(net, 'window_size', 1)
+    like = next(net.parameters(), torch.zeros(()))
+    for channels in (3, 1):
+        side = 16 * multiple
+        try:
+            with torch.no_grad():
+                output = net(torch.zeros(1, channels, side, side).to(like))
+        except RuntimeError:  # of a convolution that expects another number of channels
+            continue
+        return Shape(channels, output.shape[-1] // side, multiple)
+    raise UserError(f'{type(net).__name__} takes neither images of 3 channels nor of 1.')
+
+
+def restore_image(
+    net: nn.Module,
+    img: np.ndarray,
+    *,
+    shape: Shape | None = None,
+    tile: int | None = None,
+    ensemble: bool = False,
+    white: float = 1,
+) -> np.ndarray:
+    """Restore one image; gray stays gray, and 16 bits and transparency are kept.
+
+    A network of one channel gets colour images as gray. Transparency is enlarged by bicubic
+    interpolation. If memory runs out, the image is restored in smaller and smaller tiles.
+
+    Args:
+        img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA; uint8, uint16, or floats in [0, 1], which are
+            returned as uint16.
+        shape: Of the network; None finds it out.
+        tile: Side of tiles in LQ pixels; 0 uses none; None uses some for large images.
+        ensemble: Average over the eight flips and rotations.
+        white: Value of white that the network takes.
+    """
+    channels, scale, multiple = shape or shape_of(net)
+    kind = np.uint8 if img.dtype == np.uint8 else np.uint16
+    top = 1 if img.dtype == np.float32 else np.iinfo(img.dtype).max
+    pixels = img.astype(np.float32) / top
+    is_gray, has_alpha = pixels.ndim == 2, pixels.shape[2:] == (4,)
+    colours = pixels[..., :3] if has_alpha else pixels
+    if channels == 1 and not is_gray:
+        colours = cv2.cvtColor(np.ascontiguousarray(colours), cv2.COLOR_BGR2GRAY)
+    elif channels == 3 and is_gray:
+        colours = cv2.merge([colours] * 3)
+    like = next(net.parameters(), torch.zeros(()))
+    lq = img2tensor(np.ascontiguousarray(colours))[None].to(like) * white
+    output = _in_memory(net, lq, scale, multiple, tile, ensemble) / white
+    result = tensor2img(output.float(), out_type=kind)
+    if is_gray and result.ndim == 3:
+        result = cv2.cvtColor(result, cv2.COLOR_BGR2GRAY)
+    if not has_alpha:
+        return result
+    size = result.shape[1], result.shape[0]
+    alpha = cv2.resize(pixels[..., 3], size, interpolation=cv2.INTER_CUBIC).clip(0, 1)
+    alpha = (alpha * np.iinfo(kind).max).round().astype(kind)
+    return cv2.merge([*cv2.split(result if result.ndim == 3 else cv2.merge([result] * 3)), alpha])
+
+
+def _in_memory(
+    net: nn.Module, lq: Tensor, scale: int, multiple: int, tile: int | None, ensemble: bool
+) -> Tensor:
+    """``restore`` with tiles that fit into the memory."""
+    height, width = lq.shape[-2:]
+    if tile is None:
+        tile = _TILE if height * width > _LARGE else 0
+    while True:
+        try:
+            overlap = _overlap(net, lq.shape[1], scale, multiple) if tile else None
+            return restore(
+                *(net, lq, scale),
+                tile=tile or None,
+                overlap=overlap,
+                multiple=multiple,
+                ensemble=ensemble,
+            )
+        except RuntimeError as error:
+            if 'memory' not in str(error) or 0 < tile <= _SMALLEST_TILE:
+                raise
+        smaller = (tile or 2 ** (max(height, width) - 1).bit_length()) // 2
+        tile = max(smaller, _SMALLEST_TILE)
+        logger.warning('Not enough memory: going on with tiles of %d x %d.', tile, tile)
+        if lq.device.type == 'cuda':
+            torch.cuda.empty_cache()
+
+
+def _overlap(net: nn.Module, channels: int, scale: int, multiple: int) -> int | None:
+    """None where the receptive field is known, so that tiles give exactly the whole image."""
+    try:
+        required_halo(net, channels, scale, multiple)
+    except UserError:
+        return _BLENDED
+    return None
+
+
+def restore_files(
+    net: nn.Module,
+    source: str | Path,
+    output: str | Path,
+    *,
+    suffix: str = '',
+    ending: str = '.png',
+    quality: int | None = None,
+    existing: str = 'refuse',
+    **options: Any,
+) -> str:
+    """Restore an image file, or all of a folder and its sub-folders.
+
+    Results are upright where the EXIF orientation of an image says how it is turned, and PNG keeps
+    its colour profile. An image that fails is logged, and the others are restored all the same.
+
+    Args:
+        output: Folder of the results, ``<output>/<path of the image below source><suffix>.png``.
+        ending: Format of the results: .png, .jpg, .webp or .tif.
+        quality: Of JPEG and WebP, up to 100.
+        existing: What to do if there is a result already: 'refuse', 'skip' or 'replace' it.
+        **options: See ``restore_image``.
+
+    Returns:
+        What was done, in a sentence.
+
+    Raises:
+        FileExistsError: There are results, and ``existing`` is 'refuse'.
+        FileNotFoundError: There are no images.
+        ValueError: Some images failed, or two would have one result.
+    """
+    source, shape = Path(source), shape_of(net)
+    folder = source.parent if source.is_file() else source
+    names = [source.name] if source.is_file() else list_images(source, recursive=True)
+    if not names:
+        raise FileNotFoundError(f'{source} holds no images.')
+    results = {n: Path(output, n).with_name(f'{Path(n).stem}{suffix}{ending}') for n in names}
+    if len(set(results.values())) < len(names):
+        raise UserError(f'Two images of {source} differ in the extension alone: rename one.')
+    there = [name for name, result in results.items() if result.exists()]
+    if there and existing == 'refuse':
+        raise FileExistsError(
+            f'{len(there)} results are there already, such as {results[there[0]]}: skip or replace '
+            'them (--resume, --overwrite), or name another folder.'
+        )
+    left = [name for name in names if existing != 'skip' or name not in there]
+    failed = []
+    for name in progress_bar(left, unit='image', disable=None):
+        try:
+            _restore_file(net, folder / name, results[name], quality, shape=shape, **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            logger.error('%s: %s', folder / name, error)
+            failed.append(name)
+    if failed:
+        raise UserError(f'{len(failed)} of {len(left)} images have no result: {some(failed)}')
+    skipped = f'; {len(names) - len(left)} had a result' if len(left) < len(names) else ''
+    return f'{len(left)} images of {source} are restored in {output}{skipped}.'
+
+
+def _restore_file(
+    net: nn.Module, file: Path, result: Path, quality: int | None, **options: Any
+) -> None:
+    turns, is_mirrored = _TURNED[orientation(file.read_bytes())]
+    img = np.rot90(read_unchanged(file), turns)
+    img = np.ascontiguousarray(img[:, ::-1] if is_mirrored else img)
+    restored, profile = restore_image(net, img, **options), _colour_profile(file)
+    if result.suffix != '.png':
+        if profile:
+            logger.warning('%s: its colour profile is kept in PNG alone.', file)
+        imwrite(restored, result, list(_encoding(result.suffix, quality)))
+        return
+    if not profile:
+        imwrite(restored, result)
+        return
+    _, encoded = cv2.imencode('.png', restored)
+    content, header = encoded.tobytes(), 33  # the signature and IHDR, which iCCP comes after
+    chunk = b'iCCP' + b'profile\0\0' + zlib.compress(profile)
+    length, check = (len(chunk) - 4).to_bytes(4, 'big'), zlib.crc32(chunk).to_bytes(4, 'big')
+    result.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(result, durable=False) as temporary:
+        temporary.write_bytes(content[:header] + length + chunk + check + content[header:])
+
+
+def _colour_profile(file: Path) -> bytes | None:
+    from PIL import Image, UnidentifiedImageError  # which torchvision brings along
+
+    try:
+        with Image.open(file) as image:
+            return image.info.get('icc_profile')
+    except (OSError, UnidentifiedImageError):  # a format that it does not know
+        return None
+
+
+def _encoding(ending: str, quality: int | None) -> Iterator[int]:
+    flag = {'.jpg': cv2.IMWRITE_JPEG_QUALITY, '.webp': cv2.IMWRITE_WEBP_QUALITY}.get(ending)
+    if flag is not None and quality is not None:
+        yield from (flag, quality)
