@@ -3,7 +3,7 @@
 import logging
 import textwrap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,9 +140,16 @@ def restore_image(
     elif channels == 3 and is_gray:
         colours = cv2.merge([colours] * 3)
     like = next(net.parameters(), torch.zeros(()))
-    lq = img2tensor(np.ascontiguousarray(colours))[None].to(like) * white
-    output = _in_memory(net, lq, scale, multiple, tile, ensemble) / white
-    result = tensor2img(output.float(), out_type=kind)
+    lq = img2tensor(np.ascontiguousarray(colours))[None]
+    if tile is None:
+        tile = _TILE if lq[0, 0].numel() > _LARGE else 0
+
+    def run(part: Tensor) -> np.ndarray:
+        part = part.to(like) * white
+        output = _in_memory(net, part, scale, multiple, tile, ensemble) / white
+        return tensor2img(output.float(), out_type=kind)
+
+    result = _in_bands(net, run, lq, scale, multiple, tile)
     if is_gray and result.ndim == 3:
         result = cv2.cvtColor(result, cv2.COLOR_BGR2GRAY)
     if not has_alpha:
@@ -153,13 +160,35 @@ def restore_image(
     return cv2.merge([*cv2.split(result if result.ndim == 3 else cv2.merge([result] * 3)), alpha])
 
 
+def _in_bands(
+    net: nn.Module,
+    run: Callable[[Tensor], np.ndarray],
+    lq: Tensor,
+    scale: int,
+    multiple: int,
+    tile: int,
+) -> np.ndarray:
+    """Restore a large image from top to bottom, so that only its result is in memory as a whole."""
+    height, step = lq.shape[2], max(tile // multiple, 1) * multiple
+    if not tile or height <= step or _overlap(net, lq.shape[1], scale, multiple) is not None:
+        return run(lq)  # at once: tiles that are blended need their neighbours
+    halo, result = required_halo(net, lq.shape[1], scale, multiple), None
+    for top in range(0, height, step):
+        first, bottom = max(top - halo, 0), min(top + step, height)
+        part = run(lq[:, :, first : bottom + halo])
+        own = part[(top - first) * scale : (bottom - first) * scale]
+        if result is None:
+            result = np.empty((height * scale, *own.shape[1:]), own.dtype)
+        result[top * scale : bottom * scale] = own
+    assert result is not None
+    return result
+
+
 def _in_memory(
-    net: nn.Module, lq: Tensor, scale: int, multiple: int, tile: int | None, ensemble: bool
+    net: nn.Module, lq: Tensor, scale: int, multiple: int, tile: int, ensemble: bool
 ) -> Tensor:
     """``restore`` with tiles that fit into the memory."""
     height, width = lq.shape[-2:]
-    if tile is None:
-        tile = _TILE if height * width > _LARGE else 0
     while True:
         try:
             overlap = _overlap(net, lq.shape[1], scale, multiple) if tile else None

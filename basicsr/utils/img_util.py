@@ -231,7 +231,7 @@ def imwrite(
     if auto_mkdir:
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path, durable=False) as temporary:
-        temporary.write_bytes(buffer.tobytes())
+        temporary.write_bytes(buffer.data)
 
 
 def crop_border(imgs: Any, crop_border: int) -> Any:
