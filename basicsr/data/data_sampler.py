@@ -39,8 +39,10 @@ class EnlargedSampler(Sampler[int]):
         number = torch.int32 if self.total_size < 2**31 else torch.int64
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.total_size, generator=generator, dtype=number)
-        share = order[self.rank :: self.num_replicas].clone()
-        del order  # one rank's share of many is small
+        share = order[self.rank :: self.num_replicas]
+        if self.num_replicas > 1:  # one rank's share of many is small
+            share = share.clone()
+        del order
         for part in share.split(4096):
             yield from (part % len(self.dataset)).tolist()
 
