@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
@@ -43,8 +44,20 @@ def note_signals(error: Exception, workers: Sequence[Any]) -> None:
     a fork server is the parent, only the exit status tells.
     """
     if workers and isinstance(error, ConnectionError | EOFError):  # it may still be about to end
-        connection.wait([worker.sentinel for worker in workers], timeout=30)
+        connection.wait([worker.sentinel for worker in workers], timeout=5)
     for worker in workers:
-        if (worker.exitcode or 0) < 0:
-            name = signal.strsignal(-worker.exitcode)
+        status = _exit_status(worker)
+        if status < 0:
+            name = signal.strsignal(-status)
             error.add_note(f'DataLoader worker (pid {worker.pid}) is killed by signal: {name}.')
+
+
+def _exit_status(worker: Any) -> int:
+    """The exit status of a process; 0 if it runs."""
+    for _ in range(20):
+        if worker.exitcode is not None:
+            return worker.exitcode
+        if not connection.wait([worker.sentinel], timeout=0):
+            break
+        time.sleep(0.05)  # another thread has just been told the status, and is storing it
+    return 0

@@ -20,6 +20,7 @@ from basicsr.data.prefetch_dataloader import (
     images_to_float,
 )
 from basicsr.run.failures import why_worker_died
+from basicsr.utils.dead_worker import note_signals
 
 
 class Numbers(Dataset):
@@ -278,3 +279,24 @@ def test_batches_are_copied_to_the_gpu_unchanged():
             torch.cuda._sleep(10_000_000)  # the next copy must not reach this batch's memory
             assert torch.equal(batch['lq'].cpu(), wanted['lq'])
             assert torch.equal(batch['clip'][0].cpu(), wanted['clip'][0])
+
+
+def test_a_status_that_another_thread_is_storing_is_waited_for():
+    class Ended:
+        """A process that has ended, whose status is there at the third look."""
+
+        pid, looks = 7, 0
+
+        def __init__(self):
+            reader, writer = os.pipe()
+            os.close(writer)
+            self.sentinel = reader
+
+        @property
+        def exitcode(self):
+            self.looks += 1
+            return -signal.SIGKILL if self.looks >= 3 else None
+
+    error = ConnectionResetError()
+    note_signals(error, [Ended()])
+    assert error.__notes__ == ['DataLoader worker (pid 7) is killed by signal: Killed.']
