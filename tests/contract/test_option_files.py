@@ -28,10 +28,10 @@ from basicsr.utils.img_util import img2tensor, tensor2img
 from basicsr.utils.options import parse_options
 from basicsr.utils.registry import ARCH_REGISTRY, METRIC_REGISTRY
 
-TESTS = Path(__file__).resolve().parent
-FOLDER = TESTS.parent / 'options'
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parents[1] / 'options'
 FILES = sorted(file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob('*.yml'))
-PUBLISHED = json.loads((TESTS / 'published_experiments.json').read_text(encoding='utf-8'))
+PUBLISHED = json.loads((HERE / 'published_experiments.json').read_text(encoding='utf-8'))
 
 # How many files of the reference toolkit are left out, since their networks do not exist yet.
 WAITING = {
