@@ -3,7 +3,7 @@
 import logging
 import textwrap
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from basicsr.archs import build_network, load_network_from
+from basicsr.archs.recognition import options_from_weights
 from basicsr.data.data_util import list_images
 from basicsr.utils.checkpoint import (
     load_checkpoint,
@@ -53,7 +54,8 @@ def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.
     """Build the network of a checkpoint with its weights, in eval mode on the GPU if there is one.
 
     It is the one that the file describes; else ``network``; else that of the option file in the run
-    folder that the checkpoint lies in. ``params_ema`` are used if the file has them.
+    folder that the checkpoint lies in; else the one that its weights show. ``params_ema`` are used
+    if the file has them.
 
     Args:
         network: Type and arguments, as the section ``network_g`` of an option file.
@@ -68,8 +70,8 @@ def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.
         if network and described['type'] != network['type']:
             raise UserError(f'{file} holds a {described["type"]}, not a {network["type"]}.')
     else:
-        net = build_network(network or _network_of_run(Path(file)))
         state, _ = select_params(content, None, file)
+        net = build_network(network or _network_of_run(Path(file)) or _network_of(state, file))
         own = net.state_dict()
         try:
             net.load_state_dict(take_below_prefix(strip_wrapper_prefixes(state, own), own, file))
@@ -79,16 +81,28 @@ def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.
     return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
 
 
-def _network_of_run(file: Path) -> dict[str, Any]:
+def _network_of_run(file: Path) -> dict[str, Any] | None:
     folder = file.absolute().parents[1] if file.absolute().parent.name == 'models' else None
     for option_file in sorted(folder.glob('*.yml')) if folder else ():
         network = (yaml_load(option_file) or {}).get('network_g')
         if isinstance(network, dict):
             logger.info('The network is that of %s.', option_file)
             return network
+    return None
+
+
+def _network_of(state: Mapping[str, Tensor], file: str | Path) -> dict[str, Any]:
+    """The network that has such weights."""
+    reason = ''
+    try:
+        if found := options_from_weights(strip_wrapper_prefixes(state, ())):
+            logger.info('By its weights, the network of %s is %s.', file, found)
+            return found
+    except UserError as error:
+        reason = f' ({error})'
     raise UserError(
-        f'{file} does not say which network it holds, and lies in no run folder with an option '
-        'file: give an option file that has its network_g (--opt).'
+        f'{file} does not say which network it holds{reason}, and lies in no run folder with an '
+        'option file: give an option file that has its network_g (--opt).'
     )
 
 

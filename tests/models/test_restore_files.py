@@ -180,17 +180,20 @@ def test_results_have_the_format_that_is_asked_for(net, folder, tmp_path, ending
 # networks
 
 
-def test_the_network_is_that_of_the_file_or_of_its_run(net, tmp_path):
+def test_the_network_is_that_of_the_file_its_run_or_its_weights(net, tmp_path):
     weights = net.state_dict()
     (tmp_path / 'run/models').mkdir(parents=True)
     described = {'params': weights, 'basicsr': description(NET, 2)}
     save_checkpoint(described, tmp_path / 'described.pth')
     save_checkpoint({'params': weights}, tmp_path / 'run/models/net_g_5.pth')
-    with pytest.raises(ValueError, match='does not say which network it holds, and lies in no run'):
-        find_network(shutil.copy(tmp_path / 'run/models/net_g_5.pth', tmp_path / 'alone.pth'))
+    shutil.copy(tmp_path / 'run/models/net_g_5.pth', tmp_path / 'alone.pth')
+    bare = build_network({**NET, 'act_type': 'relu'}).state_dict()
+    save_checkpoint({'params': bare}, tmp_path / 'relu.pth')
+    with pytest.raises(ValueError, match=r'holds \(.*show act_type.*\), and lies in no run'):
+        find_network(tmp_path / 'relu.pth')
     lines = ', '.join(f'{key}: {value}' for key, value in NET.items())
     (tmp_path / 'run/x.yml').write_text(f'name: x\nnetwork_g: {{{lines}}}\n')
-    for file in ('described.pth', 'run/models/net_g_5.pth'):
+    for file in ('described.pth', 'run/models/net_g_5.pth', 'alone.pth'):
         found = find_network(tmp_path / file).state_dict()
         assert all(torch.equal(found[key].cpu(), value) for key, value in weights.items())
     with pytest.raises(ValueError, match='does not fit SRVGGNetCompact'):
