@@ -1,6 +1,7 @@
 """Failures of memory and processes are explained in one line."""
 
 import errno
+import os
 import shutil
 from collections import namedtuple
 
@@ -37,8 +38,9 @@ def test_a_signal_is_found_behind_an_error_that_only_says_that_a_worker_is_gone(
 
 def test_the_exit_status_of_a_worker_tells_the_signal_where_torch_has_missed_it():
     """As where the loader's thread sees first that the process is gone, or it was not its child."""
-    Worker = namedtuple('Worker', 'pid exitcode')
-    workers = [Worker(11, None), Worker(12, -9), Worker(13, 0)]
+    Worker = namedtuple('Worker', 'pid exitcode sentinel')
+    runs, _ = os.pipe()  # nothing is there to read, as with a process that has not ended
+    workers = [Worker(11, None, runs), Worker(12, -9, runs), Worker(13, 0, runs)]
     gone = RuntimeError('DataLoader worker (pid(s) 12) exited unexpectedly')
     note_signals(gone, workers)
     assert 'worker (pid 12) was killed (signal 9)' in str(why_worker_died(gone))
