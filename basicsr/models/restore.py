@@ -25,7 +25,7 @@ Restorer = Callable[[Tensor], Tensor]
 
 # Tiles start at multiples of this, so that networks that downsample up to 16 times process a pixel
 # of a tile exactly as in the whole image.
-_GRID = 16
+GRID = 16
 _PROBES = (64, 256, 1024)  # image widths, in pixels, for measuring a receptive field
 
 _halos: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
@@ -66,7 +66,7 @@ def restore(
         if tile is not None:
             exact = overlap is None
             halo = required_halo(net, lq.shape[-3], scale, multiple) if overlap is None else overlap
-            grid = math.lcm(_GRID, multiple)
+            grid = math.lcm(GRID, multiple)
             size = max(tile // grid, 1) * grid
             run = partial(_in_tiles, run, scale, size, halo, is_exact=exact)
         run = partial(_padded, run, scale, multiple)
@@ -118,7 +118,7 @@ def receptive_halo(net: nn.Module, channels: int, scale: int, multiple: int = 1)
         channels: Input channels of the network.
         multiple: Input sizes have to be multiples of this.
     """
-    like, block = next(net.parameters(), torch.zeros(())), math.lcm(_GRID, multiple)
+    like, block = next(net.parameters(), torch.zeros(())), math.lcm(GRID, multiple)
     for width in _PROBES:
         middle = math.ceil(width / 2 / block) * block
         probe = torch.full((1, channels, block, 2 * middle + block), 0.5).to(like)

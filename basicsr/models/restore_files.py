@@ -1,6 +1,7 @@
 """Restore image files with the network of a checkpoint: ``basicsr restore`` and ``inference/``."""
 
 import logging
+import math
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from basicsr.utils.progress_bar import progress_bar
 from basicsr.utils.text import some
 from basicsr.utils.yaml_util import yaml_load
 
-from .restore import required_halo, restore
+from .restore import GRID, required_halo, restore
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +159,16 @@ def restore_image(
     if tile is None:
         tile = _TILE if lq[0, 0].numel() > _LARGE else 0
 
-    def run(part: Tensor) -> np.ndarray:
-        part = part.to(like) * white
-        output = _in_memory(net, part, scale, multiple, tile, ensemble) / white
+    def run(part: Tensor, tile: int = 0) -> np.ndarray:
+        output = _in_memory(net, part.to(like) * white, scale, multiple, tile, ensemble) / white
         return tensor2img(output.float(), out_type=kind)
 
-    result = _in_bands(net, run, lq, scale, multiple, tile)
+    if tile and _overlap(net, channels, scale, multiple) is None:
+        grid = math.lcm(GRID, multiple)
+        halo = required_halo(net, channels, scale, multiple)
+        result = _in_tiles(run, lq, scale, max(tile // grid, 1) * grid, halo)
+    else:
+        result = run(lq, tile)
     if is_gray and result.ndim == 3:
         result = cv2.cvtColor(result, cv2.COLOR_BGR2GRAY)
     if not has_alpha:
@@ -174,26 +179,27 @@ def restore_image(
     return cv2.merge([*cv2.split(result if result.ndim == 3 else cv2.merge([result] * 3)), alpha])
 
 
-def _in_bands(
-    net: nn.Module,
-    run: Callable[[Tensor], np.ndarray],
-    lq: Tensor,
-    scale: int,
-    multiple: int,
-    tile: int,
+def _in_tiles(
+    run: Callable[[Tensor], np.ndarray], lq: Tensor, scale: int, tile: int, halo: int
 ) -> np.ndarray:
-    """Restore a large image from top to bottom, so that only its result is in memory as a whole."""
-    height, step = lq.shape[2], max(tile // multiple, 1) * multiple
-    if not tile or height <= step or _overlap(net, lq.shape[1], scale, multiple) is not None:
-        return run(lq)  # at once: tiles that are blended need their neighbours
-    halo, result = required_halo(net, lq.shape[1], scale, multiple), None
-    for top in range(0, height, step):
-        first, bottom = max(top - halo, 0), min(top + step, height)
-        part = run(lq[:, :, first : bottom + halo])
-        own = part[(top - first) * scale : (bottom - first) * scale]
-        if result is None:
-            result = np.empty((height * scale, *own.shape[1:]), own.dtype)
-        result[top * scale : bottom * scale] = own
+    """Restore a large image tile by tile, so that only its result is in memory as a whole.
+
+    Args:
+        run: Restores a part, which a tile is cropped from.
+        halo: LQ pixels beyond a tile that the network sees.
+    """
+    height, width = lq.shape[2:]
+    result: np.ndarray | None = None
+    for top in range(0, height, tile):
+        for left in range(0, width, tile):
+            y, x = max(top - halo, 0), max(left - halo, 0)
+            bottom, right = min(top + tile, height), min(left + tile, width)
+            part = run(lq[:, :, y : bottom + halo, x : right + halo])
+            if result is None:
+                result = np.empty((height * scale, width * scale, *part.shape[2:]), part.dtype)
+            result[top * scale : bottom * scale, left * scale : right * scale] = part[
+                (top - y) * scale : (bottom - y) * scale, (left - x) * scale : (right - x) * scale
+            ]
     assert result is not None
     return result
 
@@ -268,7 +274,16 @@ def restore_files(
     names = [source.name] if source.is_file() else list_images(source, recursive=True)
     if not names:
         raise FileNotFoundError(f'{source} holds no images.')
+    inside = Path(output).resolve()  # results of an earlier time are no input, if they are there
+    if inside != folder.resolve():
+        names = [name for name in names if inside not in (folder / name).resolve().parents]
     results = {n: Path(output, n).with_name(f'{Path(n).stem}{suffix}{ending}') for n in names}
+    own = [name for name in names if results[name].resolve() == (folder / name).resolve()]
+    if own:
+        raise UserError(
+            f'{len(own)} results would replace the images they are made of, such as {own[0]}: name '
+            'another folder, or a suffix.'
+        )
     if len(set(results.values())) < len(names):
         raise UserError(f'Two images of {source} differ in the extension alone: rename one.')
     there = [name for name, result in results.items() if result.exists()]
@@ -298,9 +313,17 @@ def _restore_file(
     img = np.rot90(read_unchanged(file), turns)
     img = np.ascontiguousarray(img[:, ::-1] if is_mirrored else img)
     restored, profile = restore_image(net, img, **options), _colour_profile(file)
+    is_gray = restored.ndim == 2
+    if profile and profile[16:20] != (b'GRAY' if is_gray else b'RGB '):  # of CMYK, for example
+        profile = None
     if result.suffix != '.png':
         if profile:
             logger.warning('%s: its colour profile is kept in PNG alone.', file)
+        if result.suffix == '.jpg' and restored.shape[2:] == (4,):
+            logger.warning('%s: its transparency is not kept in JPEG.', file)
+            restored = np.ascontiguousarray(restored[..., :3])
+        if result.suffix in ('.jpg', '.webp') and restored.dtype == np.uint16:
+            restored = np.rint(restored / 257).astype(np.uint8)
         imwrite(restored, result, list(_encoding(result.suffix, quality)))
         return
     if not profile:

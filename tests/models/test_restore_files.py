@@ -67,9 +67,18 @@ def test_a_network_of_one_channel_takes_colours_as_gray(picture):
     assert restore_image(net, picture()).shape == (40, 48)
 
 
-def test_tiles_change_no_pixel_of_a_convolutional_network(net, picture):
+@pytest.mark.parametrize('tile', [1, 16, 37, 100])
+def test_tiles_change_no_pixel_of_a_convolutional_network(net, picture, tile):
     img = picture(90, 70)
-    assert np.array_equal(restore_image(net, img, tile=32), restore_image(net, img, tile=0))
+    assert np.array_equal(restore_image(net, img, tile=tile), restore_image(net, img, tile=0))
+
+
+def test_tiles_keep_the_phase_of_a_network_that_downsamples(picture):
+    options = {'num_in_ch': 3, 'num_out_ch': 3, 'scale': 2, 'num_feat': 4, 'num_block': 1}
+    net = build_network({'type': 'RRDBNet', 'num_grow_ch': 2, **options}).eval()
+    img = picture(150, 141, dtype=np.uint16)
+    off = restore_image(net, img, tile=101) - restore_image(net, img, tile=0).astype(int)
+    assert np.abs(off).max() <= 1
 
 
 def test_an_image_without_room_is_restored_in_smaller_tiles(net, picture, monkeypatch, caplog):
@@ -156,7 +165,7 @@ def test_results_are_upright_whatever_the_orientation_tag_says(net, tmp_path, pi
 
 
 def test_png_keeps_a_colour_profile_and_other_formats_warn(net, tmp_path, picture, caplog):
-    profile = b'not a real profile ' * 20
+    profile = b'0123456789abcdef' + b'RGB ' + b'not a real profile ' * 20
     Image.fromarray(picture()).save(tmp_path / 'x.png', icc_profile=profile)
     restore_files(net, tmp_path / 'x.png', tmp_path / 'out')
     with Image.open(tmp_path / 'out/x.png') as image:
@@ -175,6 +184,37 @@ def test_results_have_the_format_that_is_asked_for(net, folder, tmp_path, ending
     restore_files(net, folder, tmp_path / 'out', ending=ending, quality=100)
     with Image.open(tmp_path / f'out/a{ending}') as image:
         assert image.format == {'.jpg': 'JPEG', '.webp': 'WEBP', '.tif': 'TIFF'}[ending]
+
+
+def test_a_profile_of_other_colours_is_left_out(net, tmp_path, picture):
+    profile = b'0123456789abcdef' + b'CMYK' + b'not a real profile ' * 20
+    Image.fromarray(picture()).save(tmp_path / 'x.png', icc_profile=profile)
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out')
+    with Image.open(tmp_path / 'out/x.png') as image:
+        assert 'icc_profile' not in image.info
+
+
+def test_16_bits_become_8_where_a_format_has_no_more(net, tmp_path, picture, caplog):
+    img = picture(channels=4, dtype=np.uint16)
+    cv2.imwrite(str(tmp_path / 'x.png'), img)
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out', ending='.webp', quality=101)
+    result = cv2.imread(str(tmp_path / 'out/x.webp'), cv2.IMREAD_UNCHANGED)
+    expected = restore_image(net, img) / 257
+    assert np.abs(result[..., :3] - expected[..., :3])[expected[..., 3] > 200].max() <= 1
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out', ending='.jpg', quality=100)
+    result = cv2.imread(str(tmp_path / 'out/x.jpg')).astype(float)
+    assert abs(result.mean() - expected[..., :3].mean()) < 5  # noise, of which JPEG keeps little
+    assert 'its transparency is not kept in JPEG' in caplog.text
+
+
+def test_results_never_replace_or_become_the_images_they_are_made_of(net, folder):
+    before = (folder / 'a.png').read_bytes()
+    with pytest.raises(ValueError, match='2 results would replace the images they are made of'):
+        restore_files(net, folder, folder, existing='replace')
+    assert (folder / 'a.png').read_bytes() == before
+    for _ in range(2):
+        restore_files(net, folder, folder / 'out', existing='skip')
+    assert sorted(p.name for p in (folder / 'out').rglob('*')) == ['a.png', 'b.png', 'sub']
 
 
 # networks
