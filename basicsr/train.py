@@ -36,7 +36,7 @@ __all__ = [
     'train_pipeline',
 ]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger('basicsr.train')  # also as a script, when __name__ is '__main__'
 
 
 def train_pipeline(root_path: str | Path) -> None:
@@ -80,6 +80,8 @@ def train(preemption: PreemptionWatch, opt: dict, first_sample: int | None = Non
     monitor = Monitor(model, loaders, preemption, start_iter, begin, epoch)
     verb = 'Resuming' if start_iter else 'Start'
     logger.info('%s training from epoch: %d, iter: %d.', verb, epoch, start_iter)
+    if start_iter >= opt['train']['total_iter']:
+        logger.info('This run is complete: a larger train.total_iter would continue it.')
     total_iter, save_freq = opt['train']['total_iter'], opt['logger']['save_checkpoint_freq']
     val_freq = opt['val'] and opt['val']['val_freq']
 

@@ -241,4 +241,4 @@ def test_torchrun_alone_starts_the_script_and_an_error_on_one_rank_ends_all(
     )
     assert result.returncode != 0
     assert 'this image is broken' in result.stderr
-    assert result.stderr.count('Training statistics:') == 1, 'rank 0 alone speaks'
+    assert result.stderr.count('INFO: Data: ') == 1, 'rank 0 alone speaks'

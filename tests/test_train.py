@@ -2,6 +2,8 @@
 
 import json
 import re
+import runpy
+import sys
 
 import cv2
 import numpy as np
@@ -488,3 +490,15 @@ def test_no_rank_is_reading_or_writing_while_rank_0_tidies_the_folder(run, train
     order.clear()
     run(train_opt(train__total_iter=3), '--auto_resume')
     assert order[:4] == ['load', 'barrier', 'tidy', 'barrier']
+
+
+def test_a_finished_run_that_is_resumed_says_that_it_is_complete(run, train_opt):
+    run(train_opt(train__total_iter=2))
+    text = log_text(run(train_opt(train__total_iter=2), '--auto_resume'))
+    assert 'This run is complete: a larger train.total_iter would continue it.' in text
+
+
+def test_the_script_logs_under_the_name_of_the_package(repository, monkeypatch):
+    monkeypatch.setattr('sys.path', ['', *sys.path])
+    script = runpy.run_path(str(repository / 'basicsr/train.py'), run_name='script')
+    assert script['logger'].name == 'basicsr.train'

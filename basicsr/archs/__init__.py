@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
 def build_network(opt: Mapping[str, Any]) -> nn.Module:
     """The network ``opt['type']``, built from the other options; see ``Registry.build``."""
     net = ARCH_REGISTRY.build(opt)
-    logger.info('Network [%s] is created.', type(net).__name__)
+    logger.info('Network [%s] is created.', type(net).__name__, extra={'file_only': True})
     return net
 
 

@@ -57,7 +57,9 @@ def build_dataset(dataset_opt: dict) -> Any:
         raise type(error)(f'{_where_named(dataset_opt, str(error)) or where}: {error}') from error
     except ValueError as error:  # subclasses take other arguments
         raise UserError(f'{where}: {error}') from error
-    logger.info('Dataset [%s] - %s is built.', type(dataset).__name__, name)
+    logger.info(
+        'Dataset [%s] - %s is built.', type(dataset).__name__, name, extra={'file_only': True}
+    )
     return dataset
 
 

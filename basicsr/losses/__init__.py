@@ -30,5 +30,5 @@ __getattr__ = lazy_exports(
 def build_loss(opt: Mapping[str, Any]) -> nn.Module:
     """The loss ``opt['type']``, built from the other options; see ``Registry.build``."""
     loss = LOSS_REGISTRY.build(opt)
-    logger.info('Loss [%s] is created.', type(loss).__name__)
+    logger.info('Loss [%s] is created.', type(loss).__name__, extra={'file_only': True})
     return loss

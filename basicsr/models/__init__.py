@@ -20,5 +20,5 @@ def build_model(opt: dict) -> Any:
     """Build the model named by ``opt['model_type']`` from a copy of the options."""
     opt = deepcopy(opt)
     model = MODEL_REGISTRY.get(opt['model_type'])(opt)
-    logger.info('Model [%s] is created.', type(model).__name__)
+    logger.info('Model [%s] is created.', type(model).__name__, extra={'file_only': True})
     return model

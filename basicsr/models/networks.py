@@ -182,7 +182,7 @@ class Networks:
             name = f'{type(net).__name__} - {name}'
         parameters = sum(p.numel() for p in bare.parameters())
         logger.info('Network: %s, with parameters: %s', name, f'{parameters:,d}')
-        logger.info('%s', bare)
+        logger.info('%s', bare, extra={'file_only': True})
 
     def _load_pretrained(self, net: nn.Module, label: str, param_key: str | None) -> None:
         """Load the weights of ``path.pretrain_network_<label>``, if it is set."""

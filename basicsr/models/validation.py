@@ -129,8 +129,10 @@ class Validation:
 
     def _results(self, batches: Iterable[Any]) -> Iterator[_Item]:
         note('validation')
-        hide_bar = self.rank > 0 or not self.options.get('pbar', False)
-        shown = progress_bar(batches, unit='image', disable=hide_bar)
+        wanted = self.options.get('pbar')
+        hidden = True if self.rank > 0 else None if wanted is None else not wanted
+        stays = not self.model.is_train  # in a training it stands below the bar of the iterations
+        shown = progress_bar(batches, unit='image', disable=hidden, leave=stays)
         for position, data in enumerate(shown):
             note('validation')
             if number := self.model.noticed_signal():

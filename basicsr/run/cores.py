@@ -3,12 +3,17 @@
 import logging
 import os
 import socket
+import time
+from pathlib import Path
 
 import torch
 
 from basicsr.utils.dist_util import gather_lists, get_dist_info
 
 logger = logging.getLogger(__name__)
+
+_DELAYS = Path('/proc/thread-self/schedstat')
+_WORTH_SAYING = 0.2  # share of the time
 
 
 def usable_cores() -> set[int]:
@@ -66,3 +71,39 @@ def report_cores(workers: int, on_gpu: bool) -> None:
         threads,
         workers,
     )
+
+
+class CoreWait:
+    """Logs once if the main thread often waits for a core, because others are computing.
+
+    On Linux, whose scheduler counts that; elsewhere nothing is logged.
+    """
+
+    def __init__(self) -> None:
+        self._has_told = False
+        self._last = time.perf_counter(), _seconds_waited()
+
+    def report(self) -> None:
+        """Log a line if the share of the time since the last call is worth it."""
+        before, waited_before = self._last
+        now, waited = self._last = time.perf_counter(), _seconds_waited()
+        if waited is None or waited_before is None or self._has_told:
+            return
+        share = (waited - waited_before) / max(now - before, 1e-9)
+        if share < _WORTH_SAYING:
+            return
+        self._has_told = True
+        logger.warning(
+            'Waiting for a core %.0f %% of the time: other programs, or the threads and loader '
+            'processes of this one, want more than the %d cores. Fewer of them may be faster '
+            '(OMP_NUM_THREADS, %d threads now; num_worker_per_gpu).',
+            *(100 * share, len(usable_cores()), torch.get_num_threads()),
+        )
+
+
+def _seconds_waited() -> float | None:
+    """How long this thread was ready to run, and did not; None where that is not counted."""
+    try:
+        return int(_DELAYS.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None

@@ -42,6 +42,7 @@ def check_run(model: Any, loaders: Any) -> None:
     """Find mistakes of options and data that show only now, before any folder is touched."""
     check_unread(model.opt)
     try_schedules(model)
+    logger.info('Trying a batch and the validation images before the first step.')
     try_training_batches(model, loaders.train)
     look_through(model.opt, loaders.val)
     try_metrics(model.opt, loaders.val)

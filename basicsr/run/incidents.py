@@ -128,7 +128,7 @@ class Guard:
             if finite and _on_any_rank(torch.stack(finite).all().logical_not_()):
                 self._end(
                     f'{name} has weights or statistics that are not finite, after iteration '
-                    f'{self.model.current_iter}: nothing is saved. {_advice(self._stepper.policy)}'
+                    f'{self.model.current_iter}: nothing is saved. {self._advice()}'
                 )
 
     def note_losses(self, current_iter: int, losses: Mapping[str, float]) -> None:
@@ -145,6 +145,9 @@ class Guard:
             (self._told.add if jumped else self._told.discard)(name)
             if math.isfinite(value):
                 last.append(value)
+
+    def _advice(self) -> str:
+        return _advice(self._stepper.policy, self.model.opt)
 
     def _found(self) -> dict[str, Tensor]:
         """The flags of an iteration's steps, being copied to the CPU."""
@@ -189,7 +192,7 @@ class Guard:
             if self._stepper.in_a_row >= MOST_IN_A_ROW:
                 self._end(
                     f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
-                    f'(train.on_nonfinite: skip) is of no help. {_advice("skip")}{kept}'
+                    f'(train.on_nonfinite: skip) is of no help. {self._advice()}{kept}'
                 )
             if self._stepper.skipped <= MOST_FILES or self._stepper.skipped % 100 == 0:
                 logger.warning(
@@ -199,7 +202,7 @@ class Guard:
             return
         if self._stepper.policy == 'rollback':
             self._roll_back(step, what, kept)
-        self._end(f'{what}. {_advice(self._stepper.policy)}{kept}')
+        self._end(f'{what}. {self._advice()}{kept}')
 
     def _end(self, message: str) -> NoReturn:
         """End the run on all ranks, after pending files have been written.
@@ -218,7 +221,7 @@ class Guard:
         if not newest:
             self._end(
                 f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
-                f'rollback; what a signal has saved does not count). {_advice("rollback")}{kept}'
+                f'rollback; what a signal has saved does not count). {self._advice()}{kept}'
             )
         self.writer.close()
         logger.warning('%s.%s', what, kept)
@@ -284,7 +287,8 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
         counts[checkpoint] += 1
         if counts[checkpoint] > MOST_ROLLBACKS:
             raise NonFiniteError(
-                f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. {_advice("rollback")}'
+                f'{MOST_ROLLBACKS} rollbacks to {checkpoint} did not help. '
+                f'{_advice("rollback", opt)}'
             )
         logger.warning(
             'Back to %s, and on with sample %d (train.on_nonfinite: rollback, the %s of %d).',
@@ -311,12 +315,15 @@ def _on_any_rank(flag: Tensor) -> Tensor:
     return flag
 
 
-def _advice(policy: str) -> str:
+def _advice(policy: str, opt: Mapping[str, Any]) -> str:
     """Advice when a policy has ended the run; a resume would keep the learning rate."""
-    anew = 'Begin a new run with a lower learning rate (path.pretrain_network_g: the last weights)'
-    if policy == 'stop':
+    saved = bool(numbered_states(opt['path']['training_states']))
+    anew = 'Begin a new run with a lower learning rate'
+    if saved:
+        anew += ' (path.pretrain_network_g: the last weights)'
+    if policy == 'stop' and saved:
         return f'{anew}, or resume (--auto_resume) with train.on_nonfinite: skip or rollback.'
-    return f'{anew}.'
+    return f'{anew}, or with train.on_nonfinite: skip.' if policy == 'stop' else f'{anew}.'
 
 
 def _ordinal(number: int) -> str:

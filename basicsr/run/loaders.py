@@ -57,7 +57,7 @@ def build_loaders(opt: dict, resume_state: Mapping[str, Any] | None = None) -> L
     datasets = {key: build_dataset(options) for key, options in opt['datasets'].items()}
     check_same_data(datasets)
     train, sampler = _training_loader(opt, datasets['train'], samples, before)
-    _log_statistics(opt, datasets['train'], sampler, schedule)
+    _log_statistics(opt, datasets, sampler, schedule)
     return Loaders(train, sampler, _validation_loaders(opt, datasets), schedule, samples)
 
 
@@ -95,11 +95,12 @@ def _validation_loaders(opt: dict, datasets: Mapping[str, Any]) -> list[Any]:
             logger.warning('%s is not used: there is no val section.', options['name'])
             continue
         loaders.append(build_dataloader(datasets[key], options, opt['num_gpu'], opt['dist']))
-        logger.info('Number of val images in %s: %d', options['name'], len(datasets[key]))
     return loaders
 
 
-def _log_statistics(opt: dict, dataset: Any, sampler: Any, schedule: Schedule) -> None:
+def _log_statistics(
+    opt: dict, datasets: Mapping[str, Any], sampler: Any, schedule: Schedule
+) -> None:
     total_iter, stages = opt['train']['total_iter'], schedule.stages
     begun = sum(stage.first <= total_iter for stage in stages)
     if begun < len(stages):
@@ -110,8 +111,15 @@ def _log_statistics(opt: dict, dataset: Any, sampler: Any, schedule: Schedule) -
         )
     per_step = [schedule.gpus * stage.batch_size for stage in stages]
     per_epoch = [f'{sampler.total_size / size:.1f}' for size in per_step]
-    number = 'unknown' if isinstance(dataset, IterableDataset) else len(dataset)
+    is_stream = isinstance(datasets['train'], IterableDataset)
+    number = 'unknown' if is_stream else f'{len(datasets["train"]):,d}'
+    others = [(options['name'], key) for key, options in opt['datasets'].items() if key != 'train']
+    counts = ''.join(f', {len(datasets[key]):,d} in {name}' for name, key in others)
     epochs = math.ceil(schedule.samples(total_iter) / sampler.total_size)
+    logger.info(
+        'Data: %s images to train on%s. %s iterations of %s samples: %s epochs.',
+        *(number, counts, f'{total_iter:,d}', _listed(per_step), f'{epochs:,d}'),
+    )
     logger.info(
         'Training statistics:'
         f'\n\tNumber of train images: {number}'
@@ -120,7 +128,8 @@ def _log_statistics(opt: dict, dataset: Any, sampler: Any, schedule: Schedule) -
         f'\n\tWorld size (gpu number): {opt["world_size"]}'
         f'\n\tSamples per iteration: {_listed(per_step)}'
         f'\n\tRequire iter number per epoch: {_listed(per_epoch)}'
-        f'\n\tTotal epochs: {epochs}; iters: {total_iter}.'
+        f'\n\tTotal epochs: {epochs}; iters: {total_iter}.',
+        extra={'file_only': True},
     )
 
 

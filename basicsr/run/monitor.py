@@ -3,8 +3,10 @@
 import datetime
 import functools
 import logging
+import shlex
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,13 +27,15 @@ from basicsr.utils.options import copy_opt_file
 from basicsr.utils.progress import note
 from basicsr.utils.progress_bar import progress_bar
 
-from .cores import ranks_on_cores
+from .cores import CoreWait, ranks_on_cores
 from .data_wait import DataWait
 from .incidents import Guard
 from .loaders import Loaders, prefetch
 from .preemption import PreemptionWatch, leave, note_launcher
 
 logger = logging.getLogger(__name__)
+
+_ESTIMATE_AFTER = 20  # iterations; the first ones are slower
 
 
 class Monitor:
@@ -74,6 +78,7 @@ class Monitor:
             gpus_per_process(opt['num_gpu'], opt['dist']) * ranks_on_cores(),
             functools.partial(decoded_images, loaders.train.dataset),
         )
+        self._core_wait = CoreWait()
         self._begun = time.perf_counter()
 
     def iterations(self) -> Iterator[tuple[int, dict]]:
@@ -121,6 +126,10 @@ class Monitor:
             self._log_line.reset_start_time()
         if current_iter % self._print_freq == 0:
             self._log(current_iter)
+        elif current_iter == self._start_iter + _ESTIMATE_AFTER:
+            mean = self._iter_timer.get_avg_time()
+            left = self._log_line.time_left(current_iter, mean)
+            logger.info('%.3f s per iteration: about %s to go, without validation.', mean, left)
         self.stop = self._preemption.asked()
 
     def _log(self, current_iter: int) -> None:
@@ -139,6 +148,7 @@ class Monitor:
         )
         self._guard.note_losses(current_iter, losses)
         self._data_wait.report(current_iter)
+        self._core_wait.report()
         self.loaders.train.dataset.bad_images.report()
 
     def check(self) -> None:
@@ -200,4 +210,10 @@ def draw_results(model: Any) -> None:
         with best_effort('comparison.png'):
             write_comparison(folder / 'comparison.png', model.panels, model.score_images)
             made.append('comparison.png')
+    with suppress(OSError):
+        (folder / 'visualization').rmdir()  # nothing was saved into it
     logger.info('Results are in %s: %s', folder, ', '.join(made))
+    weights = (folder / f'models/net_g_{name}.pth' for name in ('best', 'latest'))
+    if file := next(filter(Path.is_file, weights), None):
+        command = f'basicsr restore -i IMAGES -o restored -m {shlex.quote(str(file))}'
+        logger.info('To restore images with it: %s', command)

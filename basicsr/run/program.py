@@ -16,11 +16,12 @@ import torch.distributed as dist
 from basicsr.utils import progress
 from basicsr.utils.dist_util import from_master, get_dist_info, init_dist
 from basicsr.utils.errors import UserError
-from basicsr.utils.logger import get_env_info, get_root_logger
+from basicsr.utils.logger import device_name, get_env_info, get_root_logger, show_details
 from basicsr.utils.misc import set_random_seed
 from basicsr.utils.options import OptionFile, Process, dict2str, launcher_of, parse_args
 from basicsr.utils.registry import BUILDING, import_plugins, plugin_modules
 from basicsr.utils.yaml_util import OptionError
+from basicsr.version import __version__
 
 from . import watchdog
 from .agreement import check_same_options, warn_of_other_programs
@@ -54,6 +55,8 @@ def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argpars
             watchdog.start(opt['dist_params']['timeout'])
         check_same_options(opt, auto_resume=args.auto_resume, debug=args.debug, training=is_train)
     get_root_logger()
+    if args.verbose:
+        show_details()
     seed = from_master(random.SystemRandom().randint(1, 10000))
     process = Process(launcher, *get_dist_info(), share_cores(), seed)
     opt = file.complete(opt, args, root_path, process)
@@ -63,9 +66,17 @@ def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argpars
 
 
 def log_setting(opt: dict) -> None:
-    """Log the options, and the programs that are used."""
-    logger.info(get_env_info())
-    logger.info(dict2str(opt))
+    """Log what runs where; in the log file, also the versions and all options."""
+    ranks, threads = opt['world_size'], torch.get_num_threads()
+    device = 'the CPU' if opt['num_gpu'] == 0 else device_name()
+    each = f' of {threads} threads' if opt['num_gpu'] == 0 else ''
+    logger.info(
+        '%s: %s on %s, %d process%s%s; BasicSR %s, PyTorch %s. --verbose prints all options.',
+        *(opt['name'], opt['model_type'], device, ranks, 'es' if ranks > 1 else '', each),
+        *(__version__, torch.__version__),
+    )
+    logger.info(get_env_info(), extra={'file_only': True})
+    logger.info(dict2str(opt), extra={'file_only': True})
     warn_of_other_programs()
 
 

@@ -45,7 +45,15 @@ class _Handler(logging.StreamHandler):
 
 
 class _ConsoleHandler(_Handler):
-    """Prints above a progress bar instead of through it."""
+    """Prints above a progress bar instead of through it; details only if ``is_verbose``.
+
+    A detail is logged with ``extra={'file_only': True}``.
+    """
+
+    is_verbose = False
+
+    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+        return (self.is_verbose or not hasattr(record, 'file_only')) and super().filter(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -109,9 +117,23 @@ def get_root_logger(
     return root
 
 
+def show_details() -> None:
+    """Print on the console what otherwise stands in the log file only."""
+    for handler in get_root_logger().handlers:
+        if isinstance(handler, _ConsoleHandler):
+            handler.is_verbose = True
+
+
 def _add_handler(root: logging.Logger, handler: logging.Handler) -> None:
     handler.setFormatter(_PlainFormatter(_FORMAT))
     root.addHandler(handler)
+
+
+def device_name() -> str:
+    """The GPU of this process, or ``CPU``."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'
 
 
 def get_env_info() -> str:
@@ -123,7 +145,6 @@ def get_env_info() -> str:
 
     from basicsr.version import __version__
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'
     processes = '1'
     if dist.is_initialized():
         processes = f'{dist.get_world_size()} (backend {dist.get_backend()})'
@@ -132,7 +153,7 @@ def get_env_info() -> str:
         f'\n\tBasicSR: {__version__} from {Path(__file__).resolve().parents[1]}'
         f'\n\tPyTorch: {torch.__version__}'
         f'\n\tTorchVision: {version("torchvision")}'  # importing it costs seconds
-        f'\n\tDevice: {device}'
+        f'\n\tDevice: {device_name()}'
         f'\n\tProcesses: {processes}'
     )
 
@@ -201,7 +222,7 @@ class MessageLogger:
         message = f'[{self.exp_name[:5]}..][epoch:{epoch:3d}, iter:{current_iter:8,d}, lr:('
         message += ''.join(f'{lr:.3e},' for lr in lrs) + ')] '
         if iter_time is not None:
-            message += f'[eta: {self._time_left(current_iter, iter_time)}, '
+            message += f'[eta: {self.time_left(current_iter, iter_time)}, '
             message += f'time (data): {iter_time:.3f} ({data_time or 0:.3f})] '
         message += ''.join(f'{name}: {value:.4e} ' for name, value in scalars.items())
         logger.info(message)
@@ -220,7 +241,8 @@ class MessageLogger:
             self.tb_logger.add_scalar(tag, value, current_iter)
         self.tb_logger.flush()
 
-    def _time_left(self, current_iter: int, iter_time: float) -> str:
+    def time_left(self, current_iter: int, iter_time: float) -> str:
+        """The time that the remaining iterations take, as ``h:mm:ss``."""
         done = current_iter - self.start_iter
         # The clock starts after the first iteration.
         per_iter = (time.perf_counter() - self.start_time) / done if done > 0 else iter_time

@@ -391,7 +391,9 @@ class ValOptions(Section):
     suffix: PlainName | None = Field(
         None, description='suffix of image names; ~: the experiment name'
     )
-    pbar: bool = Field(False, description='progress bar over the images')
+    pbar: bool | None = Field(
+        None, description='progress bar over the images; ~: if the output is a terminal'
+    )
     metrics: dict[str, dict] | None = Field(None, description='free name: {type: …, arguments}')
     self_ensemble: bool = Field(False, description='mean over eight flips and rotations')
     tile: int | None = Field(

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> Non
     parser.add_argument(
         '--debug', action='store_true', help='prefix the name with debug_: save, log, check often'
     )
+    parser.add_argument(
+        '--verbose', action='store_true', help='print all that the log file says, as the options'
+    )
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument(
         '--force_yml',

@@ -11,6 +11,10 @@ from tqdm import tqdm
 class _Stderr:
     """Standard error, which may be closed, or whose reader may be gone, as with ``2>&1 | head``."""
 
+    @property
+    def encoding(self) -> str | None:  # decides whether bars are drawn of blocks or of digits
+        return getattr(sys.stderr, 'encoding', None)
+
     def write(self, text: str) -> None:
         with suppress(OSError, ValueError):
             sys.stderr.write(text)

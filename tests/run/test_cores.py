@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from basicsr.run import cores
-from basicsr.run.cores import report_cores, share_cores, usable_cores
+from basicsr.run.cores import CoreWait, report_cores, share_cores, usable_cores
 
 
 @pytest.fixture
@@ -90,3 +90,25 @@ def test_a_process_bound_to_a_core_may_use_that_alone(monkeypatch):
     monkeypatch.delattr('os.sched_getaffinity')
     monkeypatch.setattr('os.cpu_count', lambda: 3)
     assert usable_cores() == {0, 1, 2}
+
+
+def test_a_process_that_often_waits_for_a_core_says_so_once(tmp_path, monkeypatch, caplog):
+    counted = tmp_path / 'schedstat'  # nanoseconds on a core, nanoseconds ready, time slices
+    monkeypatch.setattr(cores, '_DELAYS', counted)
+    counted.write_text('5 1000000000 7')
+    monkeypatch.setattr(cores.time, 'perf_counter', iter([0.0, 10.0, 20.0, 30.0]).__next__)
+    waits = CoreWait()
+    counted.write_text('5 2900000000 7')
+    waits.report()
+    assert caplog.messages == []
+    for waited in ('6900000000', '10900000000'):
+        counted.write_text(f'5 {waited} 7')
+        waits.report()
+    (text,) = caplog.messages
+    assert text.startswith('Waiting for a core 40 % of the time: other programs')
+
+
+def test_nothing_is_said_of_cores_where_nobody_counts(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cores, '_DELAYS', tmp_path / 'missing')
+    CoreWait().report()
+    assert caplog.messages == []

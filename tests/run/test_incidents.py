@@ -313,7 +313,7 @@ def test_rollbacks_to_one_checkpoint_are_few_and_need_one(run, opt, poison):
         run(opt('rollback'))
     with pytest.raises(
         FloatingPointError,
-        match=r'no checkpoint yet to go back to .* Begin a new run .*weights\)\. The batch',
+        match=r'no checkpoint yet to go back to .* with a lower learning rate\. The batch',
     ):
         run(opt('rollback', logger__save_checkpoint_freq=5))
 

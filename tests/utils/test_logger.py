@@ -30,6 +30,7 @@ from basicsr.utils.logger import (
     init_tb_logger,
     init_tb_loggers,
     init_wandb_logger,
+    show_details,
 )
 
 
@@ -71,6 +72,15 @@ def test_the_log_file_begins_with_what_was_said_before(tmp_path):
         'INFO: early',
         'WARNING: late',
     ]
+
+
+def test_details_stand_in_the_file_and_with_verbose_on_the_console(tmp_path, capsys):
+    logger = get_root_logger(log_file=tmp_path / 'x.log')
+    logger.info('hidden', extra={'file_only': True})
+    show_details()
+    logger.info('shown', extra={'file_only': True})
+    assert (tmp_path / 'x.log').read_text().count('INFO: ') == 2
+    assert capsys.readouterr().err.endswith('INFO: shown\n')
 
 
 def test_a_second_run_has_a_file_of_its_own(tmp_path, capsys):

@@ -27,3 +27,11 @@ def test_a_bar_is_drawn_on_standard_error(monkeypatch):
     monkeypatch.setattr(sys, 'stderr', text := io.StringIO())
     list(progress_bar(range(3), disable=False, unit='image', mininterval=0))
     assert '3/3' in text.getvalue() and 'image' in text.getvalue()
+
+
+def test_a_bar_is_of_blocks_where_they_can_be_printed(monkeypatch):
+    for encoding, block in (('utf-8', '█'), ('ascii', '#')):
+        text = io.BytesIO()
+        monkeypatch.setattr(sys, 'stderr', io.TextIOWrapper(text, encoding, write_through=True))
+        list(progress_bar(range(3), disable=False))
+        assert block in text.getvalue().decode(encoding)
