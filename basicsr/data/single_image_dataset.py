@@ -37,10 +37,12 @@ class SingleImageDataset(Dataset):
     An item is ``{'lq', 'lq_path'}``: a float32 RGB tensor (c, h, w) in [0, 1].
     """
 
+    root_key = 'dataroot_lq'
+
     def __init__(self, opt: dict):
         check_image_options(opt)
         self.opt = opt
-        self.lq_folder = opt['dataroot_lq']
+        self.lq_folder = opt[self.root_key]
         self.color = opt.get('color')
         self.mean, self.std = opt.get('mean'), opt.get('std')
         self.io_backend_opt = dict(opt.get('io_backend') or {'type': 'disk'})

@@ -93,7 +93,7 @@ class CoreWait:
         if share < _WORTH_SAYING:
             return
         self._has_told = True
-        logger.warning(
+        logger.info(
             'Waiting for a core %.0f %% of the time: other programs, or the threads and loader '
             'processes of this one, want more than the %d cores. Fewer of them may be faster '
             '(OMP_NUM_THREADS, %d threads now; num_worker_per_gpu).',

@@ -16,12 +16,17 @@ import torch.distributed as dist
 from basicsr.utils import progress
 from basicsr.utils.dist_util import from_master, get_dist_info, init_dist
 from basicsr.utils.errors import UserError
-from basicsr.utils.logger import device_name, get_env_info, get_root_logger, show_details
+from basicsr.utils.logger import (
+    device_name,
+    get_env_info,
+    get_root_logger,
+    show_details,
+    versions,
+)
 from basicsr.utils.misc import set_random_seed
 from basicsr.utils.options import OptionFile, Process, dict2str, launcher_of, parse_args
 from basicsr.utils.registry import BUILDING, import_plugins, plugin_modules
 from basicsr.utils.yaml_util import OptionError
-from basicsr.version import __version__
 
 from . import watchdog
 from .agreement import check_same_options, warn_of_other_programs
@@ -71,9 +76,9 @@ def log_setting(opt: dict) -> None:
     device = 'the CPU' if opt['num_gpu'] == 0 else device_name()
     each = f' of {threads} threads' if opt['num_gpu'] == 0 else ''
     logger.info(
-        '%s: %s on %s, %d process%s%s; BasicSR %s, PyTorch %s. --verbose prints all options.',
+        '%s: %s on %s, %d process%s%s; %s. --verbose prints all options.',
         *(opt['name'], opt['model_type'], device, ranks, 'es' if ranks > 1 else '', each),
-        *(__version__, torch.__version__),
+        versions(),
     )
     logger.info(get_env_info(), extra={'file_only': True})
     logger.info(dict2str(opt), extra={'file_only': True})

@@ -136,6 +136,15 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'
 
 
+def versions() -> str:
+    """Those of this package and of PyTorch."""
+    import torch
+
+    from basicsr.version import __version__
+
+    return f'BasicSR {__version__}, PyTorch {torch.__version__}'
+
+
 def get_env_info() -> str:
     """Versions, and the folder that basicsr was imported from."""
     from importlib.metadata import version

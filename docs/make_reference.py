@@ -1,5 +1,6 @@
-"""Write docs/options.md from the tables of the options: python docs/make_options.py"""
+"""Write docs/options.md and docs/components.md from the code: python docs/make_reference.py"""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ if __name__ == '__main__':  # use the checkout that this script is part of
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from basicsr.utils import option_tables as options
-from basicsr.utils.option_reference import meaning, type_text
+from basicsr.utils.catalogue import KINDS, Component, components
+from basicsr.utils.option_reference import meaning, meaning_of_argument, type_text
 
 TABLES = {
     '(top level)': options.Options,
@@ -37,12 +39,21 @@ in an option file belongs to a component: `network_g` to the network's construct
 optimizer, `pixel_opt` to the loss, and so on; their signatures are the reference. The keys of the
 datasets are in [data.md](data.md).
 
-*This page is made by `python docs/make_options.py`.*
+*This page is made by `python docs/make_reference.py`.*
+"""
+
+
+COMPONENTS_HEAD = """# Networks, losses, metrics, datasets, models
+
+What an option file can name as `type`, with arguments, defaults and papers. `basicsr list` prints
+the same. [Extending](extending.md) adds your own.
+
+*This page is made by `python docs/make_reference.py`.*
 """
 
 
 def reference() -> str:
-    """The page, from names, types, defaults and descriptions."""
+    """The page of the options, from names, types, defaults and descriptions."""
     lines = [HEAD]
     for title, table in TABLES.items():
         lines += [f'## {title}', '', '| key | type | default | meaning |', '|---|---|---|---|']
@@ -73,5 +84,42 @@ def _default(field: FieldInfo) -> Any:
     return '~' if value in (None, '') else str(value).lower() if isinstance(value, bool) else value
 
 
+def catalogue() -> str:
+    """The page of the components, from their signatures and docstrings."""
+    lines = [COMPONENTS_HEAD]
+    for kind in KINDS:
+        lines += [f'## {kind.capitalize()}', '']
+        for entry in components(kind).values():
+            lines += [f'### {entry.name}', '', *_described(entry, kind), '']
+    return '\n'.join(lines)
+
+
+def _described(entry: Component, kind: str) -> list[str]:
+    text, _, keys = entry.text.partition('\nArgs:\n')
+    text = text.partition('\nAttributes:')[0]
+    lines = [_plain(text)]
+    lines += (
+        [f'Paper: {", ".join(f"<{link}>" for link in entry.papers)}', ''] if entry.papers else []
+    )
+    if not entry.arguments:  # options are read from the whole section
+        keys = keys.removeprefix('    opt: ').replace('\n    ', '\n')
+        return [*lines, _plain(re.sub(r'^ {4}', '', keys, flags=re.MULTILINE))]
+    lines += ['| argument | type | default | meaning |', '|---|---|---|---|']
+    for argument in entry.arguments:
+        default = 'required' if argument.default is None else f'`{argument.default}`'
+        kind_of = f'`{argument.type}`'.replace('|', '\\|') if argument.type else ''
+        about = _plain(meaning_of_argument(argument, kind)).strip().replace('|', '\\|')
+        lines.append(f'| `{argument.name}` | {kind_of} | {default} | {about} |')
+    return lines
+
+
+def _plain(text: str) -> str:
+    """A docstring as Markdown."""
+    return text.replace('``', '`').rstrip() + '\n'
+
+
+PAGES = {'options.md': reference, 'components.md': catalogue}
+
 if __name__ == '__main__':
-    Path(__file__).with_name('options.md').write_text(reference(), encoding='utf-8')
+    for name, page in PAGES.items():
+        Path(__file__).with_name(name).write_text(page(), encoding='utf-8')
