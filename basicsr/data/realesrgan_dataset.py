@@ -129,7 +129,9 @@ class RealESRGANDataset(Dataset):
     def set_gt_size(self, gt_size: int) -> None:
         """Make patches of ``gt_size`` from now on."""
         scale = self.scale
-        crop_size = self._given_crop_size or math.ceil(gt_size * 25 / 16 / scale) * scale
+        crop_size = self._given_crop_size
+        if crop_size is None:
+            crop_size = math.ceil(gt_size * 25 / 16 / scale) * scale
         whole = all(isinstance(n, int) and n > 0 for n in (gt_size, crop_size))
         if not whole or gt_size % scale or crop_size % scale or crop_size < gt_size:
             raise UserError(

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from basicsr.utils.errors import UserError
-from basicsr.utils.registry import METRIC_REGISTRY, argument_problems, building, import_name
+from basicsr.utils.registry import (
+    METRIC_REGISTRY,
+    argument_problems,
+    building,
+    import_name,
+    wrong_kinds,
+)
 
 from . import calculate_metric
 
@@ -64,6 +70,7 @@ def metric_problems(options: Mapping[str, Any]) -> list[str]:
         return [f'{options["type"]} takes tensors, not images.']
     given = [key for key in options if key not in ('type', 'better')]
     problems = argument_problems(metric, given, () if inspect.isclass(metric) else ('img', 'img2'))
+    problems += [f'{key} {problem}' for key, problem in wrong_kinds(metric, options)]
     if options.get('better', 'higher') not in ('higher', 'lower'):
         problems.append(f"better: '{options['better']}': it must be higher or lower.")
     return problems

@@ -17,8 +17,8 @@ from torch.optim import lr_scheduler as torch_lr_scheduler
 from basicsr.data import gpus_per_process
 from basicsr.data.progressive import training_stages
 from basicsr.utils.dist_util import get_dist_info
-from basicsr.utils.errors import UserError
-from basicsr.utils.registry import argument_problems, building, import_name
+from basicsr.utils.errors import ArgumentError, UserError
+from basicsr.utils.registry import argument_problems, import_name, wrong_kinds
 from basicsr.utils.text import did_you_mean
 
 from . import lr_scheduler
@@ -55,10 +55,9 @@ def _build(optimizer_class: type[Optimizer], params: list, options: dict[str, An
         chosen = options.keys() & _IMPLEMENTATIONS
         if has_fused and not chosen and all(_can_be_fused(p, optimizer_class) for p in params):
             options = options | {'fused': True}
-        with building(f'{optimizer_class.__name__} from {options}'):
-            return optimizer_class(params, **options)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
+        return optimizer_class(params, **options)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
             f'{error}, while building {optimizer_class.__name__} from {options}'
         ) from error
 
@@ -190,12 +189,16 @@ def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
     own = _OWN_ARGUMENTS | ({'others'} if optimizer_class is torch.optim.Muon else set())
     described = {key: value for key, value in options.items() if key not in own | {'type'}}
     problems = argument_problems(optimizer_class, described, ('params',))
+    others = {key: value for key, value in described.items() if key != 'lr'}
+    problems += [f'{key} {problem}' for key, problem in wrong_kinds(optimizer_class, others)]
     parts = [options, *(part for part in _parts(options) if isinstance(part, Mapping))]
     for part in parts:
         rate = part.get('lr', options.get('lr'))
         if isinstance(rate, str):
             problems.append(f"lr is the text '{rate}': write the number without quotes.")
-        elif isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+        elif (
+            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf
+        ):
             problems.append(f'needs a learning rate, such as lr: 1e-4; got {rate}.')
     return list(dict.fromkeys(problems))
 
@@ -346,10 +349,11 @@ def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
             inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
             parts = {'schedulers': inner, 'optimizer': optimizer}
             return schedule(**parts, **options)
-        with building(f'train.scheduler {name} from {options}'):
-            return schedule(optimizer, **options)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f'{error}, while building {name} from {options}') from error
+        return schedule(optimizer, **options)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f'train.scheduler: {error}, while building {name} from {options}'
+        ) from error
 
 
 def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Module]) -> None:
@@ -388,6 +392,7 @@ def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
         return [f"'{name}' is unknown{did_you_mean(name, known)} There are {', '.join(known)}."]
     given = [key for key in options if key != 'type']
     problems = argument_problems(known[name], given, ('optimizer',))
+    problems += [f'{key} {problem}' for key, problem in wrong_kinds(known[name], options)]
     inner = options.get('schedulers')
     if name in _OF_SCHEDULERS and isinstance(inner, list):
         problems += [problem for part in inner for problem in scheduler_problems(part)]

@@ -7,6 +7,7 @@ Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10
 from torch import Tensor
 
 from basicsr.utils.errors import UserError
+from basicsr.utils.option_section import flag
 from basicsr.utils.registry import MODEL_REGISTRY
 
 from .realesrnet_model import BlindDegradation
@@ -31,9 +32,9 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
         super()._check_options(opt)
         self._sharpened: tuple[Tensor, Tensor] | None = None
         self.sharpens = {
-            'pix': opt.get('l1_gt_usm', True),
-            'percep': opt.get('percep_gt_usm', True),
-            'gan': opt.get('gan_gt_usm', False),
+            'pix': flag(opt, 'l1_gt_usm', True),
+            'percep': flag(opt, 'percep_gt_usm', True),
+            'gan': flag(opt, 'gan_gt_usm', False),
             'ldl': False,
         }
 

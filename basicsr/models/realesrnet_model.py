@@ -20,6 +20,7 @@ from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.img_process_util import USMSharp
 from basicsr.utils.logger import keep_rows
+from basicsr.utils.option_section import flag, place_of
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
 from basicsr.utils.registry import MODEL_REGISTRY
 
@@ -108,9 +109,9 @@ class BlindDegradation(BaseModel):
     """
 
     def __init__(self, opt: dict):
-        self.shares = opt.get('share_degradation', False)
-        self.is_high_order = opt.get('high_order_degradation', True)
-        self.log_recipes = opt.get('log_recipes', False)
+        self.shares = flag(opt, 'share_degradation', False)
+        self.is_high_order = flag(opt, 'high_order_degradation', True)
+        self.log_recipes = flag(opt, 'log_recipes', False)
         self.pool: TrainingPairPool | None = None
         if opt['is_train']:
             self._check_options(opt)
@@ -130,6 +131,8 @@ class BlindDegradation(BaseModel):
                 f'gt_size is {own}, but datasets.train.gt_size {its}: both are the side of the '
                 'training patches; leave one of them out.'
             )
+        if (sharpens := self._given(opt, 'gt_usm')) not in (None, True, False):
+            raise UserError(f'gt_usm must be true or false, got {sharpens!r}.')
         names = (*DEGRADATION_OPTIONS.split(), 'scale', 'progressive', 'batch_size_per_gpu')
         given = {name: self._given(opt, name) for name in names}
         self.degradation = {name: value for name, value in given.items() if value is not None}
@@ -152,8 +155,12 @@ class BlindDegradation(BaseModel):
         return _training_set(opt).get(name, opt.get(name))
 
     def _make_pool(self, opt: dict) -> None:
-        self.queue_size = size = opt.get('queue_size', 180 if self.shares else 0)
-        if not size:
+        given = opt.get('queue_size')
+        self.queue_size = size = (180 if self.shares else 0) if given is None else given
+        if type(size) is not int or size < 0:
+            where = place_of(opt, 'queue_size')
+            raise UserError(f'{where} must be a number of pairs, or 0 for no pool, got {size!r}.')
+        if size == 0:
             return
         if len(sizes := crop_sizes(self.degradation)) > 1:
             raise UserError(

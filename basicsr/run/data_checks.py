@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ def try_schedules(model: Any) -> None:
                     if can_jump:
                         scheduler.last_epoch = point - 1
                     scheduler.step()
+                    if wrong := [g['lr'] for g in groups if not 0 <= g['lr'] < math.inf]:
+                        raise ValueError(f'a learning rate of {wrong[0]:g}')
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(
                 f'train.scheduler: {type(scheduler).__name__} fails at iteration {point + 1} of '

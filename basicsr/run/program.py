@@ -74,7 +74,7 @@ def log_setting(opt: dict) -> None:
     """Log what runs where; in the log file, also the versions and all options."""
     ranks, threads = opt['world_size'], torch.get_num_threads()
     device = 'the CPU' if opt['num_gpu'] == 0 else device_name()
-    each = f' of {threads} threads' if opt['num_gpu'] == 0 else ''
+    each = f' of {threads} thread{"s" if threads > 1 else ""}' if opt['num_gpu'] == 0 else ''
     logger.info(
         '%s: %s on %s, %d process%s%s; %s. --verbose prints all options.',
         *(opt['name'], opt['model_type'], device, ranks, 'es' if ranks > 1 else '', each),

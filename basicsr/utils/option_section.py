@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Self
 
+from .errors import UserError
+
 KeyPath = tuple[str, ...]
 
 
@@ -91,3 +93,17 @@ def place_of(opt: Mapping, *keys: str) -> str:
     place = opt.place(*keys) if isinstance(opt, OptionSection) else ''
     path = (*getattr(opt, 'path', ()), *keys)
     return f'{place}: {".".join(path)}' if place else '.'.join(path)
+
+
+def flag(opt: Mapping, key: str, default: bool) -> bool:
+    """A switch that no table declares; ``~`` is the default.
+
+    Raises:
+        ValueError: The value is not true or false.
+    """
+    value = opt.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise UserError(f'{place_of(opt, key)} must be true or false, got {value!r}.')
+    return value

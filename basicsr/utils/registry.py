@@ -231,7 +231,7 @@ def argument_problems(
 
 
 def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options that are texts or sections where ``entry`` takes a number, or true or false; and why.
+    """Options that are no number, or not true or false, where ``entry`` takes that; and why.
 
     An argument is what its annotation says, else, of a class of this package, what its default is.
     """
@@ -251,9 +251,15 @@ def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[s
         kinds = {str(getattr(part, '__name__', part)) for part in union} - {'NoneType'}
         if kinds == {'bool'} and not (isinstance(value, bool) or value in (0, 1)):
             yield key, f'must be true or false, got {value!r}'
-        elif kinds and kinds <= {'int', 'float'} and isinstance(value, str | dict):
+        elif kinds and kinds <= {'int', 'float'} and not _can_be_number(value):
             quotes = ': write it without quotes' if _is_number(value) else ''
             yield key, f'must be a number, got {value!r}{quotes}'
+
+
+def _can_be_number(value: Any) -> bool:
+    """False for what is none, as an option; objects of a user's own are left alone."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return not (is_nan or isinstance(value, str | dict | list))
 
 
 def _is_number(value: Any) -> bool:

@@ -99,6 +99,11 @@ def test_the_option_of_the_other_model_is_refused(model):
         model(gt_usm=True)
 
 
+def test_a_target_is_chosen_by_true_or_false(model):
+    with pytest.raises(ValueError, match="l1_gt_usm must be true or false, got 'sharp'"):
+        model(l1_gt_usm='sharp')
+
+
 def test_all_losses_are_logged(run, train_opt):
     opt = blind(train_opt(train__total_iter=2), 'RealESRGANModel')
     opt['train'].update(ldl_opt={'type': 'L1Loss'}, perceptual_opt=PERCEPTUAL)

@@ -81,6 +81,13 @@ def test_whether_the_target_is_sharpened_has_to_be_said(model, train_opt):
             {'share_degradation': True, 'train_set': {'degrade_on': 'worker'}},
             'share_degradation needs whole batches',
         ),
+        (
+            {'queue_size': 'many'},
+            "queue_size must be a number of pairs, or 0 for no pool, got 'many'",
+        ),
+        ({'queue_size': -1}, 'queue_size must be a number of pairs'),
+        ({'gt_usm': 'yes'}, "gt_usm must be true or false, got 'yes'"),
+        ({'log_recipes': 'no'}, "log_recipes must be true or false, got 'no'"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(model, overrides, message):
