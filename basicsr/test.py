@@ -107,7 +107,9 @@ def results_table(results: dict[str, Any]) -> str:
     for name, result in results.items():
         scores = [result['metrics'].get(metric) for metric in metrics]
         cells = ''.join('           -' if s is None else f'{s:12.4f}' for s in scores)
-        lines.append(f'{name:<{width}}  {len(result["images"]):6d}{cells}')
+        # A model with a validation loop of its own has no scores of single images.
+        count = len(result['images']) if result['images'] or result.get('failed') else '-'
+        lines.append(f'{name:<{width}}  {count:>6}{cells}')
     return '\n' + '\n'.join(lines)
 
 

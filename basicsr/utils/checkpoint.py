@@ -16,6 +16,7 @@ from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,7 +102,19 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
                 file.seal()
         except RuntimeError as error:  # how torch reports a full disk
             raise file.error or OSError(str(error)) from error
+    if path.suffix != '.safetensors':
+        _warn_of_objects(path)
     return {'size': file.size, 'sha256': file.sha256()}
+
+
+def _warn_of_objects(path: Path) -> None:
+    """Warn of what a model of a user's own has put in, and no safe reader takes out again."""
+    if found := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        logger.warning(
+            'Saving: %s holds objects (%s), and will be refused when it is read: keep tensors and '
+            'plain values instead.',
+            *(path, some(found)),
+        )
 
 
 def description(network_options: Mapping[str, Any], scale: int | None) -> dict[str, Any]:
@@ -211,7 +224,10 @@ class BackgroundSaver:
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples, with all tensors in main memory."""
+    """A copy of nested dicts, lists and tuples, with all tensors in main memory.
+
+    Numbers of numpy, such as scores of users' metrics, become Python's, which are safe to read.
+    """
     if isinstance(value, Tensor):
         return value.detach().to('cpu', copy=True)
     if isinstance(value, dict):
@@ -221,7 +237,7 @@ def copy_to_cpu(value: Any) -> Any:
         return result
     if isinstance(value, list | tuple):
         return type(value)(map(copy_to_cpu, value))
-    return deepcopy(value)
+    return value.item() if isinstance(value, np.generic) else deepcopy(value)
 
 
 def load_checkpoint(path: str | Path) -> Any:

@@ -166,6 +166,46 @@ def calculate_mae(img, img2, crop_border, **kwargs):
     return np.mean(np.abs(img.astype(np.float64) - img2.astype(np.float64)))
 """
 
+# A validation loop whose scores are numbers of numpy, and a dataset that reads options late.
+NUMPY_SCORES = """
+import numpy as np
+from torch.utils.data import Dataset
+
+from basicsr.data.paired_image_dataset import PairedImageDataset
+from basicsr.models.sr_model import SRModel
+from basicsr.utils import tensor2img
+from basicsr.utils.registry import DATASET_REGISTRY, MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class NumpyScoresModel(SRModel):
+    def nondist_validation(self, dataloader, current_iter, tb_logger, save_img):
+        name, scores = dataloader.dataset.opt['name'], []
+        self._initialize_best_metric_results(name)
+        for data in dataloader:
+            self.feed_data(data)
+            self.test()
+            shown = self.get_current_visuals()
+            img, img2 = (tensor2img([shown[key]]).astype(np.float64) for key in ('result', 'gt'))
+            scores.append(((img - img2) ** 2).mean())
+        self.metric_results = {'psnr': np.mean(scores)}
+        self._update_best_metric_result(name, 'psnr', self.metric_results['psnr'], current_iter)
+        self._log_validation_metric_values(current_iter, name, tb_logger)
+
+
+@DATASET_REGISTRY.register()
+class LateDataset(Dataset):
+    def __init__(self, opt):
+        self.opt, self.pairs = opt, PairedImageDataset(opt)
+
+    def __getitem__(self, index):
+        assert self.opt['my_switch']
+        return self.pairs[index]
+
+    def __len__(self):
+        return len(self.pairs)
+"""
+
 
 @pytest.fixture
 def plugin(tmp_path):
@@ -253,3 +293,32 @@ def test_a_loss_and_a_metric_of_a_project_are_computed(run, train_opt, plugin):
     assert 0 < logged[0]['losses/l_pix'] < 0.5
     score = [row['metrics/val/mae'] for row in logged if 'metrics/val/mae' in row][-1]
     assert 1 < score < 128
+
+
+def test_scores_of_numpy_leave_states_that_resume(run, train_opt, plugin):
+    opt = train_opt(model_type='NumpyScoresModel', train__total_iter=4, val__val_freq=1)
+    folder = run(opt | plugin('numpy_model.py', NUMPY_SCORES))
+    best = checkpoint(folder, '4.state')['best_metric_results']['val']['psnr']['val']
+    assert type(best) is float and best > 1
+    opt['train']['total_iter'] = 5
+    text = log_text(run(opt | {'plugins': ['.']}, '--auto_resume'))
+    assert 'Resuming training from epoch: 1, iter: 4.' in text
+    assert 'WARNING: --auto_resume' not in text
+
+
+def test_an_option_that_a_dataset_reads_when_it_makes_a_sample_counts_as_read(
+    run, train_opt, plugin
+):
+    opt = train_opt(train__total_iter=1) | plugin('late_dataset.py', NUMPY_SCORES)
+    opt['datasets']['train'].update(type='LateDataset', my_switch=True, nobody_reads=1)
+    (line,) = [x for x in log_text(run(opt)).splitlines() if 'that nothing reads' in x]
+    assert 'nobody_reads' in line and 'my_switch' not in line
+
+
+def test_a_test_with_a_validation_loop_of_its_own_counts_no_images(run, train_opt, plugin):
+    opt = train_opt()
+    test_opt = {key: opt[key] for key in ('scale', 'num_gpu', 'val', 'network_g')}
+    test_opt |= {'name': 'own', 'model_type': 'NumpyScoresModel', 'path': {'random_weights': True}}
+    test_opt['datasets'] = {'val': opt['datasets']['val']}
+    folder = run(test_opt | plugin('numpy_model.py', NUMPY_SCORES), pipeline='test')
+    assert 'val       -' in log_text(folder)

@@ -20,6 +20,7 @@ from basicsr.models.base_model import BaseModel
 from basicsr.utils.checkpoint import (
     DESCRIPTION,
     BackgroundSaver,
+    copy_to_cpu,
     description,
     load_checkpoint,
     save_checkpoint,
@@ -65,8 +66,8 @@ def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
     """A tensor that is there twice is written once."""
     path, big = tmp_path / 'x.pth', torch.zeros(1024, 256)
     content = {'params': {'a': big, 'tied': big}}
-    usage, written = shutil.disk_usage(tmp_path), []
-    monkeypatch.setattr(torch, 'save', lambda *_: written.append(1))
+    usage, written, save = shutil.disk_usage(tmp_path), [], torch.save
+    monkeypatch.setattr(torch, 'save', lambda *args: written.append(save(*args)))
     free = {'free': 1024**2 - 1}
     monkeypatch.setattr('shutil.disk_usage', lambda _: usage._replace(**free))
     message = r'x.pth \(free space: .* it needs 1.0 MB. Free some space, .*logger.keep_last'
@@ -76,7 +77,7 @@ def test_space_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
     assert (written, os.listdir(tmp_path)) == ([], [])
     free['free'] += 1
     save_checkpoint(content, path)
-    assert written == [1]
+    assert len(written) == 1
 
 
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
@@ -232,6 +233,17 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
         with pytest.raises(ValueError, match=f'cannot load {path}'):
             load_checkpoint(path)
         assert not folder.exists()
+
+
+def test_objects_that_could_not_be_read_back_are_named_when_they_are_saved(tmp_path, caplog):
+    save_checkpoint({'params': STATE, 'when': date(2026, 1, 1)}, tmp_path / 'x.pth')
+    (text,) = caplog.messages
+    assert 'holds objects (datetime.date), and will be refused when it is read' in text
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    copied = copy_to_cpu({'best': [np.float64(1.5), np.int64(2)]})
+    assert copied == {'best': [1.5, 2]} and [*map(type, copied['best'])] == [float, int]
 
 
 def test_an_old_state_with_numpy_numbers_is_refused_with_advice(tmp_path):
