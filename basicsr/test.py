@@ -78,6 +78,7 @@ def test_pipeline(root_path: str | Path) -> None:
             'failed': from_master(getattr(model, 'failed_images', {})),
         }
         failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]
+    check_unread(opt, of_users=True)
     if opt['rank'] == 0:
         logger.info('%s', results_table(results))
         write_results(opt, results)

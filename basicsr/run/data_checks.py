@@ -41,11 +41,11 @@ _MOST_LOOKED_AT = 1000  # images of a validation set
 
 def check_run(model: Any, loaders: Any) -> None:
     """Find mistakes of options and data that show only now, before any folder is touched."""
+    check_unread(model.opt)
     try_schedules(model)
     logger.info('Trying a batch and the validation images before the first step.')
     try_training_batches(model, loaders.train)
     look_through(model.opt, loaders.val)
-    check_unread(model.opt)  # datasets of users read options when they make a sample
     try_metrics(model.opt, loaders.val)
     _warn_of_vain_options(model, loaders)
 

@@ -31,6 +31,7 @@ from .cores import CoreWait, ranks_on_cores
 from .data_wait import DataWait
 from .incidents import Guard
 from .loaders import Loaders, prefetch
+from .option_checks import check_unread
 from .preemption import PreemptionWatch, leave, note_launcher
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Monitor:
             functools.partial(decoded_images, loaders.train.dataset),
         )
         self._core_wait = CoreWait()
+        self._has_logged = False
         self._begun = time.perf_counter()
 
     def iterations(self) -> Iterator[tuple[int, dict]]:
@@ -147,6 +149,9 @@ class Monitor:
             }
         )
         self._guard.note_losses(current_iter, losses)
+        if not self._has_logged:
+            self._has_logged = True
+            check_unread(model.opt, of_users=True)
         self._data_wait.report(current_iter)
         self._core_wait.report()
         self.loaders.train.dataset.bad_images.report()

@@ -96,11 +96,15 @@ def _unknown_name(registry: Registry, name: str) -> list[str]:
     return []
 
 
-def check_unread(opt: dict) -> None:
+def check_unread(opt: dict, of_users: bool = False) -> None:
     """Report options that nothing has read, once all components have been built.
 
     A likely misspelling in a section of a class of this package is an error, as is every unread
     key with ``strict_options: all``; the remaining unread keys are listed in one warning.
+
+    Args:
+        of_users: Warn of keys in the sections of users' classes, which may read them at any time:
+            once some steps have been made. Otherwise of those in the sections of other classes.
 
     Raises:
         OptionError: All rejected keys, one line each.
@@ -116,9 +120,9 @@ def check_unread(opt: dict) -> None:
             where, path = place_of(section, key), '.'.join((*section.path, key))
             close = _near(key, section, table)
             hint = f"; did you mean '{close[0]}'?" if close else '.'
-            if strict == 'all' or (strict and close and not reader[1]):
+            if not of_users and (strict == 'all' or (strict and close and not reader[1])):
                 problems.append(f'{where}: {reader[0]} does not read this key{hint}')
-            else:
+            elif of_users == reader[1]:
                 others.append(f'{path} ({reader[0]}{f", {close[0]}?" if close else ""})')
     _raise(iter(problems))
     if others:

@@ -41,6 +41,7 @@ MEANINGS = {
     'datasets.cache': 'decoded images: auto, off, or a folder',
     'datasets.crop_size': 'side of the GT crop that is degraded; default 25/16 of gt_size',
     'datasets.root_weights': 'how often an image of each folder is used in an epoch',
+    'datasets.sigma': 'deviation of the noise in 8-bit levels, or a range to draw it from',
     'datasets.degrade_on': 'device or worker: where LQ is made',
     'datasets.blur_kernel_size': 'largest blur kernel, in pixels',
     'datasets.kernel_list': 'kinds of blur kernels',

@@ -129,7 +129,7 @@ class DatasetOptions(Section):
         'root_weights degrade_on blur_kernel_size blur_kernel_size2 kernel_list kernel_list2 '
         'kernel_prob kernel_prob2 blur_sigma blur_sigma2 betag_range betag_range2 betap_range '
         'betap_range2 sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples '
-        'shuffle_buffer shuffle_seed'
+        'shuffle_buffer shuffle_seed sigma'
     )
     # Those of them that are true or false.
     flags: ClassVar[str] = 'pad_small recursive use_hflip use_rot'

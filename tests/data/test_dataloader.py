@@ -197,12 +197,13 @@ def test_memory_of_the_process_does_not_grow_with_the_iterations(in_folder):
         }
     )
     batches, blocks = iter(endless(dataset)), []
-    for _ in range(3):
+    for _ in range(5):
         for _ in range(100):
             next(batches)
         gc.collect()
         blocks.append(sys.getallocatedblocks())
-    assert blocks[2] - blocks[1] < 50
+    # Other threads allocate now and then; a leak shows in each hundred.
+    assert min(after - before for before, after in itertools.pairwise(blocks)) < 50
 
 
 @pytest.mark.parametrize(
