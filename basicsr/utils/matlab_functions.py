@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .color_util import bgr2ycbcr, rgb2ycbcr  # older code imports them from here
+# Older code imports these from here.
+from .color_util import bgr2ycbcr, rgb2ycbcr, ycbcr2bgr, ycbcr2rgb
 from .errors import UserError
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     'imresize',
     'reduce_image',
     'rgb2ycbcr',
+    'ycbcr2bgr',
+    'ycbcr2rgb',
 ]
 
 

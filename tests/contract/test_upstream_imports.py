@@ -41,7 +41,7 @@ IMPORTED = {
     ),
     'utils.dist_util': 'get_dist_info',
     'utils.download_util': 'load_file_from_url',
-    'utils.matlab_functions': 'bgr2ycbcr imresize rgb2ycbcr',
+    'utils.matlab_functions': 'bgr2ycbcr imresize rgb2ycbcr ycbcr2bgr ycbcr2rgb',
     'utils.options': 'dict2str parse_options',
     'utils.registry': (
         'ARCH_REGISTRY DATASET_REGISTRY LOSS_REGISTRY METRIC_REGISTRY MODEL_REGISTRY'
