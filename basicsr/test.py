@@ -9,7 +9,7 @@ if __name__ == '__main__':  # Python put basicsr/ itself on the path; the packag
     from basicsr.utils.options import parse_args
 
     spin_briefly()
-    parse_args()  # --help and mistyped flags are answered before torch is imported
+    parse_args(is_train=False)  # --help and mistyped flags are answered before torch is imported
 
 import json
 import math

@@ -1,6 +1,7 @@
 """Run a pipeline as a program: options, process group, seeds; errors become an exit status."""
 
 import argparse
+import functools
 import logging
 import os
 import random
@@ -26,6 +27,7 @@ from basicsr.utils.logger import (
 from basicsr.utils.misc import set_random_seed
 from basicsr.utils.options import OptionFile, Process, dict2str, launcher_of, parse_args
 from basicsr.utils.registry import BUILDING, import_plugins, plugin_modules
+from basicsr.utils.trained_run import as_test, option_file_in
 from basicsr.utils.yaml_util import OptionError
 
 from . import watchdog
@@ -48,8 +50,15 @@ def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argpars
     Returns:
         The complete options and the flags, as ``parse_options`` gives them.
     """
-    args = parse_args()
-    file = OptionFile(args.opt, is_train, args.force_yml)
+    args = parse_args(is_train=is_train)
+    if is_train:
+        file = OptionFile(args.opt, is_train, args.force_yml)
+    else:
+        args.opt = option_file_in(args.opt)
+        edit = functools.partial(
+            as_test, option_file=args.opt, root=root_path, weights=args.weights
+        )
+        file = OptionFile(args.opt, is_train, args.force_yml, edit)
     import_plugins(file.plugin_folders())
     opt = file.checked()
     launcher = launcher_of(args)

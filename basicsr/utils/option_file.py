@@ -4,7 +4,7 @@ import argparse
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,23 @@ class Process:
 
 
 class OptionFile:
-    """Turns an option file into complete options; collects every problem with its place."""
+    """Turns an option file into complete options; collects every problem with its place.
 
-    def __init__(self, file: str, is_train: bool = True, force_yml: Iterable[str] = ()):
+    Args:
+        edit: Makes other options of the content of the file, before ``force_yml`` is applied.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        is_train: bool = True,
+        force_yml: Iterable[str] = (),
+        edit: Callable[[dict], dict] = lambda opt: opt,
+    ):
         self.is_train = is_train
         self._file, self._table = file, TrainingOptions if is_train else TestOptions
-        self._opt, self._lines = load_with_lines(file)
+        content, self._lines = load_with_lines(file)
+        self._opt = edit(content)
         self._forced: set[KeyPath] = set()
         self._problems: list[tuple[int, str]] = []
         for entry in force_yml:

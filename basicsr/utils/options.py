@@ -24,16 +24,29 @@ __all__ = [
 ]
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags shared by training and testing."""
+def parse_args(argv: list[str] | None = None, is_train: bool = True) -> argparse.Namespace:
+    """The flags of a training or a test."""
     parser = argparse.ArgumentParser(description=sys.modules['__main__'].__doc__)
-    add_arguments(parser)
+    add_arguments(parser, is_train)
     return parser.parse_args(argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> None:
     """Declare the flags of training and testing; the help of a test shows only its own."""
-    parser.add_argument('-opt', required=True, metavar='FILE', help='option file (YAML)')
+    parser.add_argument(
+        '-opt',
+        required=True,
+        metavar='FILE',
+        help='option file (YAML)'
+        if is_train
+        else 'option file (YAML) of a test or a training, or the folder of a run',
+    )
+    if not is_train:
+        parser.add_argument(
+            '--weights',
+            choices=['best', 'last'],
+            help='which of a training to test; default: the best, if the run kept it',
+        )
     parser.add_argument(
         '--launcher',
         choices=['none', 'pytorch', 'slurm'],
@@ -77,7 +90,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
         FileNotFoundError: No such option file or plug-in folder.
         OptionError: Everything that is wrong with the options, one line each.
     """
-    args = parse_args()
+    args = parse_args(is_train=is_train)
     file = OptionFile(args.opt, is_train, args.force_yml)
     launcher = launcher_of(args)
     names = ('RANK', 'WORLD_SIZE') if launcher == 'pytorch' else ('SLURM_PROCID', 'SLURM_NTASKS')
