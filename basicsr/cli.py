@@ -26,6 +26,8 @@ COMMANDS = {
     'weights': 'show, interpolate, average, convert or strip files of networks',
 }
 
+ALIASES = {'restore': ['infer']}
+
 
 def main() -> None:
     """Entry point of the console command."""
@@ -49,6 +51,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         example = re.search('``(.+?)``', module.__doc__ or '')
         command = commands.add_parser(
             name,
+            aliases=ALIASES.get(name, []),
             help=text,
             description=f'{text[0].upper()}{text[1:]}.',
             epilog=f'Example: {example[1]}' if example else None,

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('-o', '--output', required=True, help='folder of the results')
     add('-m', '--model', required=True, help='checkpoint (.pth or .safetensors)')
     add('--opt', help='option file with the network_g, if neither the file nor its run has it')
+    add('--key', help='weights of the checkpoint; default: params_ema if it has them')
     add('--suffix', default='', help='to add to the names of the results')
     add('--format', choices=list(_ENDINGS), default='png', help='of the results (default: png)')
     add('--quality', type=int, help='of JPEG and WebP, 1 to 100')
@@ -40,7 +41,7 @@ def _restore(args: argparse.Namespace) -> str:
     """Restore what the flags name; returns what was done."""
     from basicsr.models.restore_files import find_network, restore_files
 
-    net = find_network(args.model, _network_of(args.opt) if args.opt else None)
+    net = find_network(args.model, _network_of(args.opt) if args.opt else None, args.key)
     net = net.to(args.device) if args.device else net
     if args.half:
         if next(net.parameters()).device.type == 'cpu':

@@ -19,6 +19,7 @@ from basicsr.utils.checkpoint import (
     load_checkpoint,
     select_params,
     split_description,
+    state_dicts,
     strip_wrapper_prefixes,
     take_below_prefix,
 )
@@ -51,15 +52,17 @@ class Shape(NamedTuple):
     multiple: int
 
 
-def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.Module:
+def find_network(
+    file: str | Path, network: dict[str, Any] | None = None, param_key: str | None = None
+) -> nn.Module:
     """Build the network of a checkpoint with its weights, in eval mode on the GPU if there is one.
 
     It is the one that the file describes; else ``network``; else that of the option file in the run
-    folder that the checkpoint lies in; else the one that its weights show. ``params_ema`` are used
-    if the file has them.
+    folder that the checkpoint lies in; else the one that its weights show.
 
     Args:
         network: Type and arguments, as the section ``network_g`` of an option file.
+        param_key: Which weights of the file; None: ``params_ema`` if it has them.
 
     Raises:
         ValueError: Nothing says which network it is, or the weights do not fit it.
@@ -67,11 +70,11 @@ def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.
     content = load_checkpoint(file)
     described = split_description(content)[1].get('network') if isinstance(content, dict) else None
     if described:
-        net = load_network_from(file)
+        net = load_network_from(file, param_key)
         if network and described['type'] != network['type']:
             raise UserError(f'{file} holds a {described["type"]}, not a {network["type"]}.')
     else:
-        state, _ = select_params(content, None, file)
+        state, _ = select_params(content, param_key, file)
         net = build_network(network or _network_of_run(Path(file)) or _network_of(state, file))
         own = net.state_dict()
         try:
@@ -79,6 +82,9 @@ def find_network(file: str | Path, network: dict[str, Any] | None = None) -> nn.
         except RuntimeError as error:
             reason = textwrap.shorten(str(error), 500)
             raise UserError(f'{file} does not fit {type(net).__name__}: {reason}') from error
+    _, used = select_params(content, param_key, file)
+    if others := [key for key in state_dicts(content) if key != used]:
+        logger.info('Restoring with %s of %s (also there: %s).', used, file, ', '.join(others))
     return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
 
 
@@ -251,8 +257,9 @@ def restore_files(
 ) -> str:
     """Restore an image file, or all of a folder and its sub-folders.
 
-    Results are upright where the EXIF orientation of an image says how it is turned, and PNG keeps
-    its colour profile. An image that fails is logged, and the others are restored all the same.
+    Results are upright where the EXIF orientation of an image says how it is turned, and have its
+    colour profile, except TIFF of 16 bits or with one channel. An image that fails is logged, and
+    the others are restored all the same.
 
     Args:
         output: Folder of the results, ``<output>/<path of the image below source><suffix>.png``.
@@ -317,17 +324,16 @@ def _restore_file(
     if profile and profile[16:20] != (b'GRAY' if is_gray else b'RGB '):  # of CMYK, for example
         profile = None
     if result.suffix != '.png':
-        if profile:
-            logger.warning('%s: its colour profile is kept in PNG alone.', file)
         if result.suffix == '.jpg' and restored.shape[2:] == (4,):
             logger.warning('%s: its transparency is not kept in JPEG.', file)
             restored = np.ascontiguousarray(restored[..., :3])
         if result.suffix in ('.jpg', '.webp') and restored.dtype == np.uint16:
             restored = np.rint(restored / 257).astype(np.uint8)
+    if not profile:
         imwrite(restored, result, list(_encoding(result.suffix, quality)))
         return
-    if not profile:
-        imwrite(restored, result)
+    if result.suffix != '.png':
+        _write_with_profile(restored, result, quality, profile)
         return
     _, encoded = cv2.imencode('.png', restored)
     content, header = encoded.tobytes(), 33  # the signature and IHDR, which iCCP comes after
@@ -336,6 +342,27 @@ def _restore_file(
     result.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(result, durable=False) as temporary:
         temporary.write_bytes(content[:header] + length + chunk + check + content[header:])
+
+
+def _write_with_profile(img: np.ndarray, result: Path, quality: int | None, profile: bytes) -> None:
+    """Write JPEG, WebP or TIFF by Pillow, which knows profiles, and no colours of 16 bits."""
+    from PIL import Image
+
+    if img.dtype == np.uint16:
+        logger.warning('%s: the colour profile is not kept in TIFF of 16 bits.', result)
+        imwrite(img, result)
+        return
+    kept: dict[str, Any] = {'icc_profile': profile}
+    if result.suffix == '.webp' and quality is None:
+        kept['lossless'] = True  # as OpenCV writes it
+    elif result.suffix != '.tif':
+        kept['quality'] = 95 if quality is None else quality
+    if img.ndim == 3:
+        img = img[..., [2, 1, 0, 3][: img.shape[2]]]
+    result.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(result, durable=False) as temporary:
+        name = {'.jpg': 'JPEG', '.webp': 'WEBP', '.tif': 'TIFF'}[result.suffix]
+        Image.fromarray(img).save(temporary, name, **kept)
 
 
 def _colour_profile(file: Path) -> bytes | None:

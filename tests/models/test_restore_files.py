@@ -13,7 +13,7 @@ from PIL import Image
 from basicsr.archs import build_network
 from basicsr.models import restore_files as module
 from basicsr.models.restore_files import find_network, restore_files, restore_image, shape_of
-from basicsr.utils.checkpoint import description, save_checkpoint
+from basicsr.utils.checkpoint import DESCRIPTION, description, save_checkpoint
 from basicsr.utils.img_util import img2tensor, tensor2img
 
 NET = {'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2}
@@ -164,7 +164,7 @@ def test_results_are_upright_whatever_the_orientation_tag_says(net, tmp_path, pi
     assert np.array_equal(result, direct(net, np.ascontiguousarray(upright)))
 
 
-def test_png_keeps_a_colour_profile_and_other_formats_warn(net, tmp_path, picture, caplog):
+def test_png_keeps_a_colour_profile(net, tmp_path, picture):
     profile = b'0123456789abcdef' + b'RGB ' + b'not a real profile ' * 20
     Image.fromarray(picture()).save(tmp_path / 'x.png', icc_profile=profile)
     restore_files(net, tmp_path / 'x.png', tmp_path / 'out')
@@ -175,8 +175,47 @@ def test_png_keeps_a_colour_profile_and_other_formats_warn(net, tmp_path, pictur
     place = content.index(b'iCCP')
     end = place + 4 + int.from_bytes(content[place - 4 : place], 'big')
     assert zlib.crc32(content[place:end]) == int.from_bytes(content[end : end + 4], 'big')
-    restore_files(net, tmp_path / 'x.png', tmp_path / 'out', ending='.jpg', quality=50)
-    assert 'its colour profile is kept in PNG alone' in caplog.text
+
+
+@pytest.mark.parametrize('ending', ['.jpg', '.webp', '.tif'])
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_other_formats_keep_a_colour_profile_and_the_pixels(
+    net, tmp_path, picture, ending, channels
+):
+    space = b'GRAY' if channels == 1 else b'RGB '
+    profile = b'0123456789abcdef' + space + b'not a real profile ' * 20
+    Image.fromarray(picture(channels=channels)).save(tmp_path / 'x.png', icc_profile=profile)
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out')
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out', ending=ending)
+    with (
+        Image.open(tmp_path / f'out/x{ending}') as image,
+        Image.open(tmp_path / 'out/x.png') as reference,
+    ):
+        assert image.info['icc_profile'] == profile
+        found, expected = (np.array(i.convert('RGB')).astype(int) for i in (image, reference))
+    shown = np.array(reference)[..., 3:] > 0 if channels == 4 else np.bool_(True)
+    error = (np.abs(found - expected) * shown).mean()
+    assert error <= (30 if ending == '.jpg' else 0), 'JPEG alone loses of the noise'
+
+
+def test_tiff_of_16_bits_warns_of_the_profile(net, tmp_path, picture, caplog, monkeypatch):
+    cv2.imwrite(str(tmp_path / 'x.png'), picture(dtype=np.uint16))
+    profile = b'0123456789abcdef' + b'RGB ' + b'not a real profile ' * 20
+    monkeypatch.setattr(module, '_colour_profile', lambda _: profile)
+    restore_files(net, tmp_path / 'x.png', tmp_path / 'out', ending='.tif')
+    assert 'the colour profile is not kept in TIFF of 16 bits' in caplog.text
+    assert cv2.imread(str(tmp_path / 'out/x.tif'), cv2.IMREAD_UNCHANGED).dtype == np.uint16
+
+
+def test_the_weights_are_named_and_can_be_chosen(tmp_path, caplog):
+    caplog.set_level('INFO')
+    nets = [build_network(NET) for _ in range(2)]
+    content = {k: n.state_dict() for k, n in zip(('params', 'params_ema'), nets, strict=True)}
+    save_checkpoint(content | {DESCRIPTION: description(NET, 2)}, tmp_path / 'x.pth')
+    for key, chosen in ((None, nets[1]), ('params', nets[0])):
+        found = find_network(tmp_path / 'x.pth', NET, key).state_dict()
+        assert all(torch.equal(found[name], value) for name, value in chosen.state_dict().items())
+    assert 'Restoring with params_ema of' in caplog.text and '(also there: params)' in caplog.text
 
 
 @pytest.mark.parametrize('ending', ['.jpg', '.webp', '.tif'])
