@@ -64,7 +64,7 @@ def test_pipeline(root_path: str | Path) -> None:
         logger.warning(
             'val.save_img is false: images are scored, but not written.'
             if opt['val']['metrics']
-            else 'val.save_img is false, and val.metrics is empty: this test makes nothing.'
+            else 'val.save_img is false, and val.metrics is empty: this test produces nothing.'
         )
     results, failed = {}, []
     for loader in loaders:
@@ -95,8 +95,8 @@ def _check_weights(model: Any) -> None:
     has_weights = net is None or any(True for _ in net.parameters())
     if has_weights and not path.get('pretrain_network_g') and not path['random_weights']:
         raise UserError(
-            'path.pretrain_network_g names no weights: the network would be an untrained one. '
-            'Set it, or path.random_weights: true if that is meant.'
+            'path.pretrain_network_g names no weights: the network would be untrained. '
+            'Set it, or path.random_weights: true if that is intended.'
         )
 
 

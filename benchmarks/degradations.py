@@ -12,7 +12,8 @@ from torch import Tensor
 
 from basicsr.data.data_util import image_tensor
 from basicsr.data.degradations import add_gaussian_noise_pt, add_poisson_noise_pt
-from basicsr.data.second_order import STAGES, Recipe, degrade, draw_kernels, draw_recipes
+from basicsr.data.recipes import STAGES, Recipe, draw_kernels, draw_recipes
+from basicsr.data.second_order import degrade
 from basicsr.utils.diffjpeg import DiffJPEG
 
 from .measure import Result, Row, in_turn, seconds

@@ -154,7 +154,7 @@ def test_an_image_whose_result_has_too_long_a_name_has_none(run, broken, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ('kind', 'reason'), [('dark', 'values that are not finite'), ('unreadable', 'cannot read')]
+    ('kind', 'reason'), [('dark', 'gives non-finite values'), ('unreadable', 'cannot read')]
 )
 def test_an_image_without_a_result_is_named_and_the_others_are_scored(
     run, broken, tmp_path, kind, reason
@@ -172,7 +172,7 @@ def test_an_image_without_a_result_is_named_and_the_others_are_scored(
 
 def test_a_test_that_makes_nothing_says_so(run, test_opt):
     test_opt['val'] = {'save_img': False}
-    assert 'val.metrics is empty: this test makes nothing' in log_text(
+    assert 'val.metrics is empty: this test produces nothing' in log_text(
         run(test_opt, pipeline='test')
     )
 

@@ -40,7 +40,8 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
     """The network that a checkpoint of this package holds: on the CPU, in eval mode.
 
     Args:
-        param_key: Which of its weights; None: ``params_ema`` if they are there, else ``params``.
+        param_key: Which of its weights to load; None: ``params_ema`` if there are any, else
+            ``params``.
 
     Raises:
         FileNotFoundError: No such file.

@@ -1,4 +1,7 @@
-"""Which network weights belong to, by their names and shapes: published files do not say it."""
+"""Recognise the network that weights belong to by their names and shapes.
+
+Published files usually do not describe their network.
+"""
 
 import math
 import re
@@ -23,12 +26,12 @@ class _Guess(NamedTuple):
 
 
 def options_from_weights(state: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Type and arguments of the network that has such weights; None if it is none that is known.
+    """Type and arguments of the network that has such weights; None if it is unknown.
 
-    What no weight shows, such as a factor of the residuals, is that of the published networks.
+    Arguments that no weight shows, such as a factor of residuals, are those of published networks.
 
     Raises:
-        ValueError: These are of other sizes, so that several networks may have such weights.
+        ValueError: No published network has these sizes, so such arguments cannot be known.
     """
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     for guess in _guesses(shapes):
@@ -56,7 +59,7 @@ def _guesses(shapes: Shapes) -> Iterator[_Guess]:
 
 
 def _shapes_of(options: Mapping[str, Any]) -> Shapes | None:
-    """The names and shapes of the weights of a network, None if it cannot be built."""
+    """Names and shapes of the weights of a network; None if it cannot be built."""
     try:
         with torch.device('meta'):
             net = ARCH_REGISTRY.build(options)
@@ -66,7 +69,7 @@ def _shapes_of(options: Mapping[str, Any]) -> Shapes | None:
 
 
 def _count(shapes: Shapes, pattern: str) -> int:
-    """How many numbers there are in names that match, such as ``body\\.(\\d+)\\.``."""
+    """One more than the largest number in names that match, such as ``body\\.(\\d+)\\.``."""
     return max(int(match[1]) for name in shapes if (match := re.match(pattern, name))) + 1
 
 
@@ -74,7 +77,7 @@ def _root(number: float) -> int:
     """The square root of a square number.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a square.
     """
     root = math.isqrt(int(number))
     if root**2 != number or not root:
@@ -117,7 +120,7 @@ def _msrresnet(shapes: Shapes) -> _Guess:
 
 def _edsr(shapes: Shapes) -> _Guess:
     channels, blocks = _channels(shapes), _count(shapes, r'body\.(\d+)\.')
-    # Of the two published sizes.
+    # The two published sizes.
     res_scale = {(64, 16): 1, (256, 32): 0.1}.get((channels['num_feat'], blocks))
     options = {'type': 'EDSR', **channels, 'num_block': blocks, 'upscale': _upscale(shapes)}
     return _Guess(options | {'res_scale': res_scale or 1}, () if res_scale else ('res_scale',))

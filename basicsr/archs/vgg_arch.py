@@ -140,7 +140,7 @@ class VGGFeatureExtractor(nn.Module):
             raise UserError(
                 f'{self.vgg_type} needs images of {self.min_size}x{self.min_size} or more for its '
                 f'layers {", ".join(self.layer_name_list)}, got {x.shape[-2]}x{x.shape[-1]}: '
-                'enlarge gt_size, or take layers of earlier blocks.'
+                'enlarge gt_size, or use layers of earlier blocks.'
             )
         x = x.expand(-1, 3, -1, -1)
         if self.range_norm:
@@ -193,7 +193,7 @@ def _load_weights(layers: nn.Sequential, vgg_type: str, weights: str | None) -> 
 
 def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, object]:
     """The source of the weights, and its content."""
-    # Imported here: the import takes seconds, which a training without VGG need not spend.
+    # Takes seconds to import, which a training without VGG does not need.
     from torchvision.models import get_model_weights
 
     official = get_model_weights(vgg_type).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
@@ -208,7 +208,7 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
 
     local = PRETRAINED_FOLDER / file_name
     cached = Path(torch.hub.get_dir(), 'checkpoints', file_name)
-    if cached.parts[0] == '~':  # there is no home folder
+    if cached.parts[0] == '~':  # no home folder
         cached = local
     for path in (local, cached):
         if path.is_file():
@@ -225,7 +225,7 @@ def _find_weights(vgg_type: str, weights: str | None) -> tuple[str | Path, objec
     except OSError as error:
         raise FileNotFoundError(
             f'no weights of {vgg_type}: neither {local} nor {cached} exists, and {official.url} '
-            f'cannot be downloaded ({error}). Fetch {file_name} on another machine, then put it at '
+            f'cannot be downloaded ({error}). Download {file_name} elsewhere, then put it at '
             'one of these places or name it with the option weights (for a perceptual loss: '
             'train.perceptual_opt.weights).'
         ) from error

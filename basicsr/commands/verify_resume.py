@@ -108,7 +108,7 @@ def differences(one: Path, other: Path) -> Iterator[str]:
     images is skipped: which sample encounters one first depends on the timing of the workers.
     """
     from basicsr.utils.checkpoint import load_checkpoint
-    from basicsr.utils.logger import read_rows
+    from basicsr.utils.json_lines import read_rows
 
     names = [
         sorted(

@@ -27,7 +27,7 @@ from .image_cache import ImageCache
 from .prefetch_dataloader import PrefetchDataLoader
 from .progressive import Schedule
 from .sample_stream import SampleStream
-from .shared import DatasetAround
+from .shared import DatasetWrapper
 from .workers import worker_init_fn
 
 __all__ = ['build_dataloader', 'build_dataset']
@@ -64,7 +64,7 @@ def build_dataset(dataset_opt: dict) -> Any:
 
 
 def _where_named(dataset_opt: dict, message: str) -> str:
-    """The option whose path a message is about, and the folder that relative paths start from."""
+    """The option whose path a message names, with the folder that relative paths start from."""
     for key, value in dict.items(dataset_opt):
         if 'dataroot' not in key and 'meta_info' not in key:
             continue
@@ -114,7 +114,7 @@ def build_dataloader(
     prefetch = phase != 'train' or reads_ahead
     options: dict[str, Any] = {
         'pin_memory': dataset_opt.get('pin_memory', False),
-        'generator': torch.Generator(),  # of the workers' seeds; the process's own is the model's
+        'generator': torch.Generator(),  # for the workers' seeds; the global one is the model's
     }
     if phase == 'train':
         seed, bad_images = seed or 0, bad_images or BadImages()
@@ -206,7 +206,7 @@ def _batching(
     if schedule is not None:
         raise UserError(
             'datasets.train.progressive follows the iterations of a run: give build_dataloader '
-            'the start, or leave the option out.'
+            'its start, or leave the option out.'
         )
     numbered = NumberedSampler(sampler, world_size, rank)
     return {'sampler': numbered, 'batch_size': batch_size, 'drop_last': True}
@@ -264,7 +264,7 @@ def shard(loader: DataLoader, rank: int, world_size: int, name: str | None = Non
     )
 
 
-class SeededDataset(DatasetAround):
+class SeededDataset(DatasetWrapper):
     """Wraps a dataset to seed all random generators from the sample number.
 
     It is indexed by (sample number, index), or by (sample number, index, crop size) to set the size
@@ -297,7 +297,7 @@ class SeededDataset(DatasetAround):
         return self._sample(sample, self._read)
 
     def stored(self, sample: tuple[int, ...]) -> StoredSample:
-        """A sample before its conversion, with random numbers that no generator is seeded for."""
+        """A sample before its conversion, drawn without touching the global generators."""
         return self._sample(sample, self._read_stored)
 
     def _sample(self, sample: tuple[int, ...], read: Callable[[int, int], Any]) -> Any:
@@ -325,7 +325,7 @@ class SeededDataset(DatasetAround):
 
     def _read(self, number: int, index: int) -> Any:
         if torch.utils.data.get_worker_info() is None:
-            with seeded(self.seed, number):  # the process's own generators are the model's
+            with seeded(self.seed, number):  # the global generators are the model's
                 return self.dataset[index]
         if self.takes_stored:
             return self._read_stored(number, index)

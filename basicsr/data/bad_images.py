@@ -13,17 +13,17 @@ from torch.utils.data import default_collate
 
 from basicsr.utils.errors import UserError, image_error
 from basicsr.utils.img_util import cv2
-from basicsr.utils.logger import read_rows
+from basicsr.utils.json_lines import read_rows
 from basicsr.utils.misc import locked
 
 from .data_util import image_name
-from .shared import DatasetAround
+from .shared import DatasetWrapper
 
 logger = logging.getLogger(__name__)
 
 # More bad images than this, and than a tenth of those seen so far, mean that the set is broken.
 _FEW, _SHARE = 10, 0.1
-MOST_ATTEMPTS = 100  # of a sample
+MOST_ATTEMPTS = 100  # images tried for one sample
 BAD_DATA = (OSError, ValueError, EOFError, cv2.error, zlib.error, struct.error)
 # These errors are not caused by the image and would recur with the next one.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
@@ -68,7 +68,7 @@ class BadImages:
         path = str(getattr(error, 'filename', None) or '')
         key = path or reason
         if key not in self._known:
-            self._write_down(self.file, key, {'path': path, 'reason': reason, 'sample': number})
+            self._record(self.file, key, {'path': path, 'reason': reason, 'sample': number})
         seen = min(number + 1, self.length or number + 1)
         # After a resume the file may list samples that this run has not reached yet.
         count = sum(sample <= number for sample in self._known.values())
@@ -83,8 +83,8 @@ class BadImages:
     def none_found(self, number: int) -> UserError:
         """The error of a sample for which ``MOST_ATTEMPTS`` images in a row are unreadable."""
         return UserError(
-            f'sample {number}: no image was found for it in {MOST_ATTEMPTS} attempts; those that '
-            f'are unreadable are listed in {self.file}.'
+            f'sample {number}: no image was found for it in {MOST_ATTEMPTS} attempts; the '
+            f'unreadable ones are listed in {self.file}.'
         )
 
     def report(self) -> None:
@@ -95,10 +95,10 @@ class BadImages:
         if len(self._known) >= max(2 * self._told, 1):
             self._told = len(self._known)
             logger.warning(
-                '%d images are unreadable, and others replace them: see %s', self._told, self.file
+                '%d images are unreadable and replaced by others: see %s', self._told, self.file
             )
 
-    def _write_down(self, file: Path, key: str, row: dict) -> None:
+    def _record(self, file: Path, key: str, row: dict) -> None:
         """Add an image to the list, unless another process has added it."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.with_name(f'.{file.name}.lock')):
@@ -127,7 +127,7 @@ class BadItem(dict):
         raise image_error(self['path'], self['error'])
 
 
-class ReportedDataset(DatasetAround):
+class ReportedDataset(DatasetWrapper):
     """A validation dataset: its items have a name, and unreadable images are BadItems."""
 
     def __getitem__(self, index: int) -> Any:

@@ -3,8 +3,8 @@
 DataLoader allocates shared memory for every batch and frees it after use. That costs more than
 collating crops: each page is zeroed, and mapped by two processes. Here each worker keeps a few
 batches of shared memory and fills them in turn; the main process copies them. Crops of 8-bit images
-go there as bytes, straight from where the images are stored, and become floats in that copy, or on
-the GPU: workers then move a fourth of the memory, and each value once.
+are stored there as bytes, straight from the cache, and become floats in that copy or on the GPU:
+workers then move a quarter of the memory, and each value only once.
 """
 
 import logging
@@ -34,8 +34,8 @@ class StoredSample(NamedTuple):
 
     Attributes:
         images: Views (h, w, c) of stored images, BGR or gray.
-        how: Of ``image_tensor``: color, mean, std, keep_uint8, orientation.
-        rest: What else the sample has.
+        how: Arguments of ``image_tensor``: color, mean, std, keep_uint8, orientation.
+        rest: The other entries of the sample.
     """
 
     images: Mapping[str, np.ndarray]
@@ -43,11 +43,11 @@ class StoredSample(NamedTuple):
     rest: Mapping[str, Any]
 
     def tensors(self) -> dict[str, Any]:
-        """The sample as a dataset gives it."""
+        """The sample as the dataset returns it."""
         return {k: image_tensor(image, *self.how) for k, image in self.images.items()} | self.rest
 
     def view(self, key: str) -> np.ndarray:
-        """The turned planes (c, h, w), RGB, of an image; a view."""
+        """A view of the turned planes (c, h, w), RGB, of an image."""
         planes = turn(self.images[key], self.how[-1]).transpose(2, 0, 1)
         return planes[::-1] if len(planes) == 3 else planes
 
@@ -66,9 +66,9 @@ class StoredSample(NamedTuple):
 
 
 def gives_stored(dataset: Any) -> bool:
-    """Whether a dataset has ``stored(index)``, and ``dataset[index]`` is that as tensors.
+    """Whether a dataset has ``stored(index)``, and ``dataset[index]`` is its result as tensors.
 
-    A subclass that overrides ``__getitem__`` may do anything to its samples.
+    A subclass that overrides only ``__getitem__`` may do anything to its samples.
     """
     owners = [
         next((cls for cls in type(dataset).__mro__ if name in vars(cls)), None)
@@ -81,8 +81,8 @@ def gives_stored(dataset: Any) -> bool:
 class _Filled:
     """A worker's message that one of its slots has been filled.
 
-    ``batch`` has None in place of each tensor; the tensors come with the slot's first use. Those
-    called ``floats`` hold bytes in place of floats in [0, 1].
+    ``batch`` has None in place of each tensor; the tensors are sent with the slot's first use.
+    ``floats`` names those whose bytes stand for floats in [0, 1].
     """
 
     worker: int
@@ -93,11 +93,11 @@ class _Filled:
 
 
 class BatchMemory:
-    """A ``collate_fn`` that gives what ``default_collate`` gives, when read through ``unpack``.
+    """A ``collate_fn`` whose batches, read through ``unpack``, equal those of ``default_collate``.
 
     Args:
-        prefetch_factor: That of the loader: it requests a batch of a worker when it has handed out
-            the one so many before. With one slot more, none is filled before it has been copied.
+        prefetch_factor: That of the loader, which requests at most so many batches of a worker
+            ahead. With one slot more, no slot is refilled before its batch has been copied.
     """
 
     def __init__(self, prefetch_factor: int = 2):
@@ -151,10 +151,11 @@ class BatchMemory:
 
     @staticmethod
     def unpack(batches: Iterable[Any], pin_memory: bool, to_float: bool = True) -> Iterator[Any]:
-        """The batches in memory of their own, page-locked if asked for.
+        """The batches, each copied to memory of its own.
 
         Args:
-            to_float: Make floats of bytes that stand for them.
+            pin_memory: Whether that memory is page-locked.
+            to_float: Convert bytes that stand for floats.
         """
         known: dict[tuple[int, int], dict[str, Tensor]] = {}
         for item in batches:
@@ -173,8 +174,8 @@ def warn_of_large_batches(dataset_opt: Mapping[str, Any], gpus: int, workers: in
 
     Args:
         dataset_opt: Completed options of the training set; one without ``gt_size`` is skipped.
-        gpus: Number of GPUs that a batch is for.
-        workers: Loader processes.
+        gpus: Number of GPUs that share a batch.
+        workers: Number of loader processes.
     """
     sizes, memory = crop_sizes(dataset_opt), _memory()
     if not sizes or memory is None:
@@ -208,10 +209,10 @@ def _memory() -> int | None:
 
 
 def copied(tensor: Tensor, pin_memory: bool = False, to_float: bool = False) -> Tensor:
-    """A copy of a contiguous tensor, made only by the calling thread; of bytes, as floats.
+    """Copy a contiguous tensor in the calling thread only; ``to_float`` divides bytes by 255.
 
-    With torch's copy, OpenMP would start its own threads for the calling one, more than there
-    are cores, and from then on all of its threads would sleep while waiting for each other.
+    For torch's copy, OpenMP would start a second team of threads. With more threads than cores,
+    OpenMP lets all of them sleep instead of spin while they wait, in the training step too.
     """
     if to_float:
         copy = torch.empty_like(tensor, dtype=torch.float32, pin_memory=pin_memory)

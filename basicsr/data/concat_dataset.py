@@ -29,15 +29,15 @@ class ConcatDataset(Dataset):
             * ``weights``: in training, a number for each part: its share of an epoch, relative to
               the others'. Default: its length. An epoch has as many samples as all parts together.
 
-    With weights, a part that has more samples than places in an epoch gives another choice of them
-    each time; one that has fewer gives them several times. The samples of all parts must have the
-    same keys and sizes, so that batches can be made of them.
+    With weights, a part with more samples than its share gives a different selection in each epoch;
+    one with fewer repeats them. The samples of all parts must have the same keys and sizes, so that
+    they can be collated.
     """
 
     def __init__(self, opt: dict):
         self.opt = opt
         if not opt['parts']:
-            raise UserError('parts is empty: give the options of a dataset in it.')
+            raise UserError('parts is empty: give it the options of at least one dataset.')
         shared = {key: value for key, value in opt.items() if key not in _OWN_OPTIONS}
         self.parts = []
         for number, part in enumerate(opt['parts']):
@@ -78,7 +78,7 @@ class ConcatDataset(Dataset):
         return part[index]
 
     def stored(self, index: int, rng: Any = random) -> StoredSample:
-        """The sample before its conversion, if all parts have such."""
+        """The sample before its conversion, if all parts support that."""
         part, index = self._located(index, rng)
         return part.stored(index, rng)
 
@@ -97,7 +97,7 @@ def shares(lengths: list[int], weights: Sequence[float]) -> list[int]:
     if len(weights) != len(lengths) or min(weights) < 0 or not any(weights):
         raise UserError(
             f'weights {weights} must be {len(lengths)} numbers, one for each part, not negative '
-            'and not all 0.'
+            'and not all of them 0.'
         )
     for part, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
         if weight and not length:

@@ -61,13 +61,13 @@ class BatchStream(Sampler[list[tuple[int, ...]]]):
 
     Args:
         sampler: One rank's sampler; ``set_epoch`` is called if it has one. One with a ``stream``
-            (see ``samplers``) starts at any number without delay; of others the first indices of an
-            epoch are read and discarded.
-        batch_size: Samples of a batch of this rank.
-        num_replicas, rank: Number of ranks, and which this is.
+            (see ``samplers``) starts at any number without delay; with others the first indices of
+            an epoch are read and discarded.
+        batch_size: Samples per batch of this rank.
+        num_replicas, rank: Number of ranks, and this one.
         start: Number of samples that all ranks together have already seen.
-        schedule: The size of each batch, instead of ``batch_size``, and of its crops; a batch is
-            then of (sample number, index, crop size). Endless, see ``progressive``.
+        schedule: Endless pairs of batch size, in place of ``batch_size``, and crop size (see
+            ``progressive``); batches are then of (sample number, index, crop size).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Find, pair and read images: folders, LMDBs, meta-info files, clips."""
+"""Find, pair and read images in folders, LMDBs, lists (meta-info files) and clips."""
 
 import logging
 import os
@@ -60,7 +60,7 @@ def paths_from_lmdb(folder: str | Path) -> list[str]:
 
 
 def text_lines(list_file: str | Path) -> list[str]:
-    """Lines of a meta-info file without blank ones.
+    """Non-blank lines of a meta-info file.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -73,7 +73,7 @@ def text_lines(list_file: str | Path) -> list[str]:
 
 
 def numbered_lines(list_file: str | Path, option: str = 'meta_info_file') -> list[tuple[int, str]]:
-    """Lines of a list that are not blank, without blanks around them, and their numbers from 1."""
+    """Non-blank lines of a list, stripped, with their line numbers."""
     if not Path(list_file).is_file():
         raise FileNotFoundError(f'no {option} {list_file}.')
     try:
@@ -84,7 +84,7 @@ def numbered_lines(list_file: str | Path, option: str = 'meta_info_file') -> lis
 
 
 def check_inside(name: str, list_file: str | Path) -> str:
-    """``name``, the key or file of an image in a list, unless it leads out of its folder.
+    """``name``, the key or file of an image in a list; refused if it leads out of its folder.
 
     Results are written under such names too.
 
@@ -101,9 +101,9 @@ def check_inside(name: str, list_file: str | Path) -> str:
 
 
 def check_template(filename_tmpl: Any) -> str:
-    """``filename_tmpl``, if it is a text with one {}, where the base name goes.
+    """``filename_tmpl``, if it is a string with exactly one {}, for the base name.
 
-    Other fields could read attributes of Python objects, or have any width.
+    Other format fields could read attributes of Python objects, or pad to any width.
     """
     rest = filename_tmpl.replace('{}', '', 1) if isinstance(filename_tmpl, str) else '{'
     if rest == filename_tmpl or '{' in rest or '}' in rest:
@@ -126,7 +126,7 @@ def names_from_meta_info_file(meta_info_file: str | Path) -> list[str]:
 
 
 def listed_name(name: str, list_file: str | Path) -> str:
-    """``name``, with slashes if the list comes from Windows, unless it leads out of its folder."""
+    """As ``check_inside``, with Windows' backslashes turned into slashes."""
     return check_inside(name, list_file).replace('\\', '/')
 
 
@@ -259,7 +259,7 @@ def check_files_exist(paths: Iterable[Iterable[str]], list_file: str | Path) -> 
 
 
 def check_distinct_names(paths: Iterable[str]) -> None:
-    """Refuse images whose results would overwrite each other: equal but for the extension."""
+    """Refuse images whose results would overwrite each other: equal except for the extension."""
     seen: dict[str, str] = {}
     for path in paths:
         first = seen.setdefault(os.path.splitext(path)[0], path)
@@ -270,7 +270,7 @@ def check_distinct_names(paths: Iterable[str]) -> None:
 def image_name(path: str, dataset_opt: dict) -> str:
     """Name of an image in results: its path below ``dataroot_lq``, without the extension.
 
-    The key of an LMDB is such a name. With several roots it begins below the folder they share.
+    For an LMDB it is the key. With several roots it begins below the folder that they share.
     """
     if (dataset_opt.get('io_backend') or {}).get('type') == 'lmdb':
         return check_inside(path, 'LMDB')
@@ -286,7 +286,7 @@ def check_image_options(opt: dict) -> None:
     """Reject options of an image dataset that cannot be combined.
 
     Raises:
-        ValueError: ``color`` is unknown, of ``mean`` and ``std`` only one is given, or there is a
+        ValueError: ``color`` is unknown, only one of ``mean`` and ``std`` is given, or there is a
             ``meta_info``, which only the Real-ESRGAN datasets read.
     """
     if opt.get('color') not in (None, 'gray', 'y'):
@@ -318,10 +318,10 @@ def read_image(
     """Read an image as it is stored, (h, w, c) BGR in uint8, uint16, or float32 in [0, 1].
 
     Args:
-        client: Where ``path`` is a file name or a key.
+        client: The backend, in which ``path`` is a file name or a key.
         color: 'gray' for one channel; otherwise there are three (gray ones are repeated, alpha is
             dropped).
-        said: Kinds of ``remarks`` that were logged; others are logged, and added. None: none are.
+        said: Kinds of ``remarks`` already logged; new ones are logged and added. None logs nothing.
 
     Raises:
         FileNotFoundError: No such file or key.
@@ -331,7 +331,7 @@ def read_image(
     if content is None:
         raise FileNotFoundError(
             f"the LMDB of '{client_key}' has no key '{path}': {client.client.location(client_key)}"
-            ' does not hold what its meta_info.txt lists. Make it again '
+            ' does not hold what its meta_info.txt lists. Create it again '
             '(scripts/data_preparation/create_lmdb.py --overwrite).'
         )
     return decode_image(bytes(content), path, color, said)  # memcached gives a view
@@ -346,7 +346,7 @@ def decode_image(
     """Decode an image from the bytes of its file, as ``read_image`` does.
 
     Args:
-        path: What to call it in messages.
+        path: Its name in messages.
     """
     try:
         img = imfrombytes(content, 'grayscale' if color == 'gray' else 'color')
@@ -363,12 +363,12 @@ class ImageReader:
     """Reads the images of one list, from their files or from a cache of decoded images.
 
     Args:
-        client: Where the paths are file names or keys.
+        client: The backend, in which the paths are file names or keys.
         paths: The images.
-        client_key: Which database of an LMDB client.
+        client_key: Which database of an LMDB client to read.
         color: As in ``read_image``; for 'y' colour images are read.
         cache: 'auto', 'off' or a folder, as the option ``cache`` of a dataset.
-        what: The images, for the log.
+        what: Name of the images in the log.
         said: As in ``read_image``.
     """
 
@@ -386,7 +386,7 @@ class ImageReader:
         self._said = SaidOnce() if said is None else said
         self._cache = None
         backend = client.client
-        # A memcached server does not tell when an image has changed.
+        # A memcached server cannot tell whether an image has changed.
         if cache not in ('off', False) and isinstance(backend, HardDiskBackend | LmdbBackend):
             kind = 'gray' if color == 'gray' else 'color'
             self._cache = open_cache(cache, paths, kind, what, backend.location(client_key))
@@ -423,7 +423,7 @@ def image_tensor(
 
     Args:
         mean, std: Normalisation per channel, if wanted.
-        keep_uint8: Leave 8-bit colours in [0, 255] where no arithmetic has been done on them.
+        keep_uint8: Return 8-bit colours as uint8 in [0, 255], unless they are normalised.
         orientation: How to ``turn`` the image.
     """
     if keep_uint8 and img.dtype != np.uint8:

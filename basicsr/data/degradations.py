@@ -37,7 +37,7 @@ LUMA = (0.2989, 0.587, 0.114)
 
 
 def sigma_matrix2(sig_x: float, sig_y: float, theta: float) -> np.ndarray:
-    """Covariance (2, 2) of a Gaussian with these widths in pixels, turned by ``theta`` radians."""
+    """Covariance (2, 2) of a Gaussian with these widths in pixels, rotated by ``theta`` radians."""
     cos, sin = math.cos(theta), math.sin(theta)
     rotation = np.array([[cos, -sin], [sin, cos]])
     return rotation @ np.diag([sig_x**2, sig_y**2]) @ rotation.T
@@ -61,8 +61,8 @@ def pdf2(sigma_matrix: np.ndarray, grid: np.ndarray) -> np.ndarray:
 def cdf2(d_matrix: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Standard normal probability of the quadrant below each point of ``grid`` @ ``d_matrix``.
 
-    With the density it makes skewed kernels. The two coordinates are independent, so it is the
-    product of their own distribution functions.
+    Multiplied with the density it gives skewed kernels. The two coordinates are independent, so it
+    is the product of their distribution functions.
     """
     return special.ndtr(grid @ d_matrix).prod(axis=-1)
 
@@ -83,7 +83,7 @@ def bivariate_Gaussian(
         sig_y: Width across; not used for isotropic kernels.
         theta: Rotation in radians; not used for isotropic kernels.
         grid: (x, y) of the pixels, (k, k, 2); default: those of ``mesh_grid``.
-        isotropic: Round, with the width ``sig_x``.
+        isotropic: Make a round kernel, of width ``sig_x``.
     """
     return _normalized(np.exp(-0.5 * _distance(kernel_size, sig_x, sig_y, theta, grid, isotropic)))
 
@@ -177,8 +177,8 @@ def random_bivariate_generalized_Gaussian(
 ) -> np.ndarray:
     """A generalized Gaussian kernel with parameters drawn from ranges.
 
-    ``beta_range`` holds the lowest exponent (below 1) and the highest (above 1); either side of 1
-    is as likely. The other arguments are those of ``random_bivariate_Gaussian``.
+    ``beta_range`` holds the lowest exponent (below 1) and the highest (above 1); both sides of 1
+    are equally likely. The other arguments are those of ``random_bivariate_Gaussian``.
     """
     drawn = _draw(sigma_x_range, sigma_y_range, rotation_range, beta_range, isotropic)
     return _noisy(bivariate_generalized_Gaussian(_odd(kernel_size), **drawn), noise_range)
@@ -247,7 +247,7 @@ def draw_mixed_kernel(
     betap_range: Range,
     noise_range: Range | None = None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """``random_mixed_kernels`` with what it drew: the kind, and arguments of ``bivariate_...``."""
+    """As ``random_mixed_kernels``, with what was drawn: the kind, and the kernel's parameters."""
     families = {
         '': (bivariate_Gaussian, None, noise_range),
         'generalized': (bivariate_generalized_Gaussian, betag_range, noise_range),
@@ -273,7 +273,7 @@ def _draw(
     beta_range: Range | None,
     isotropic: bool,
 ) -> dict[str, Any]:
-    """Arguments of the ``bivariate_...`` functions, drawn in the order in which they stand here."""
+    """Arguments of the ``bivariate_...`` functions, drawn in the order of the code."""
     drawn: dict[str, Any] = {'sig_x': _uniform(sigma_x_range), 'isotropic': isotropic}
     if isotropic:
         drawn |= {'sig_y': drawn['sig_x'], 'theta': 0.0}
@@ -281,7 +281,7 @@ def _draw(
         drawn['sig_y'] = _uniform(sigma_y_range)
         drawn['theta'] = _uniform(rotation_range)
     if beta_range is not None:
-        # Drawn uniformly over the whole range, exponents below 1 would be rare.
+        # A uniform draw over the whole range would rarely give exponents below 1.
         low, high = beta_range
         below = np.random.uniform() < 0.5
         drawn['beta'] = _uniform((low, 1) if below else (1, high))
@@ -318,7 +318,7 @@ def circular_lowpass_kernel(cutoff: float, kernel_size: int, pad_to: int = 0) ->
     _, xx, yy = mesh_grid(_odd(kernel_size))
     radius = np.hypot(xx, yy)
     middle = kernel_size // 2
-    radius[middle, middle] = 1  # in place of a division by 0
+    radius[middle, middle] = 1  # avoids a division by 0
     kernel = cutoff * special.j1(cutoff * radius) / (2 * np.pi * radius)
     kernel[middle, middle] = cutoff**2 / (4 * np.pi)  # the limit
     kernel = _normalized(kernel)
@@ -447,7 +447,7 @@ def random_add_gaussian_noise_pt(
     return _finished(img + noise, clip, rounds)
 
 
-# Poisson noise: the image, in 8 bits, is the expected count of photons, up to a factor
+# Poisson noise: the 8-bit image is the expected photon count, up to a factor
 
 
 def generate_poisson_noise(
@@ -458,7 +458,7 @@ def generate_poisson_noise(
     Args:
         img: Image, whose brightness is the variance of the noise.
         scale: Factor of the noise.
-        gray_noise: That of the luma, the same for all channels.
+        gray_noise: Use the noise of the luma for all channels.
     """
     gray = gray_noise and not _is_gray(img)
     rates = _eight_bit(cv2.cvtColor(img.astype(np.float32), cv2.COLOR_BGR2GRAY) if gray else img)

@@ -1,10 +1,9 @@
-"""Training sets whose decoded images lie in the memory of the device (``cache: device``).
+"""Keep the decoded images of a training set in the memory of the device (``cache: device``).
 
-The cache of decoded images is copied to the GPU once, and a batch is then gathered there: crops,
-flips and conversion in one step, in the process of the training, without loader processes. On the
-CPU the memory map of the cache is such a memory already. Random decisions are those of any other
-loader: a crop is drawn as a view of the map, and the view's address and strides say where its
-pixels are in the copy.
+The cache of decoded images is copied to the GPU once, and batches are then gathered there: crops,
+flips and conversion in one step, in the training process, without loader processes. On the CPU the
+memory map of the cache serves as it is. Random decisions are those of any other loader: a crop is
+drawn as a view of the map, and the address and strides of the view locate its pixels in the copy.
 """
 
 import logging
@@ -28,20 +27,20 @@ from .transforms import turned_planes
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 2**26  # bytes that are copied to the device at a time
+_BLOCK = 2**26  # bytes copied to the device at a time
 
 
 class DeviceSetLoader(DataLoader):
-    """Makes the batches of a training from images in the memory of a device.
+    """Makes training batches from images in the memory of a device.
 
-    Batches that are not made of 8-bit crops of the caches (16 bits, luma, normalised or padded
-    images) are made on the CPU; their values are the same.
+    Batches of anything but 8-bit crops from the caches (16-bit, luma, normalised or padded images)
+    are made on the CPU; their values are the same.
 
     Args:
         num_prefetch_queue: Batches kept ready by a thread.
         caches: All caches of the dataset.
         device: Where batches are made.
-        workers: Processes that decode what the caches lack, at first.
+        workers: Number of processes that first decode the images missing from the caches.
         **kwargs: Arguments of DataLoader; ``dataset`` is a SeededDataset.
 
     Attributes:
@@ -110,17 +109,17 @@ class DevicePixels:
             (pixels.__array_interface__['data'][0], len(pixels), int(end) - len(pixels))
             for pixels, end in zip(maps, ends, strict=True)
         ]
-        self._maps = maps  # as long as they are mapped, no other memory has their addresses
+        self._maps = maps  # kept mapped, so that no other memory gets their addresses
         self._copy = torch.empty(int(ends[-1]), dtype=torch.uint8, device=device)
         for pixels, (_, size, start) in zip(maps, self._places, strict=True):
             for first in range(0, size, _BLOCK):
-                # A copy, since tensors cannot be made of what is read-only.
+                # A copy, since torch cannot wrap read-only arrays.
                 block = torch.from_numpy(pixels[first : first + _BLOCK].copy())
                 self._copy[start + first : start + first + len(block)] = block.to(device)
         logger.info('%s of decoded images are on %s.', sizeof_fmt(int(ends[-1])), device)
 
     def gather(self, views: Sequence[np.ndarray]) -> Tensor | None:
-        """A batch (b, c, h, w) of the pixels of views; None if one is not of these maps."""
+        """The pixels of views as a batch (b, c, h, w); None if one is not a view of these maps."""
         starts = [self._start(view) for view in views]
         if None in starts:
             return None
@@ -131,7 +130,7 @@ class DevicePixels:
         return self._copy[start + plane * c[:, None, None] + row * h[:, None] + column * w]
 
     def _start(self, view: np.ndarray) -> int | None:
-        """Where in the copy the first pixel of a view is."""
+        """Position of the first pixel of a view in the copy."""
         address = view.__array_interface__['data'][0]
         for begin, size, start in self._places:
             if begin <= address < begin + size:
@@ -140,16 +139,16 @@ class DevicePixels:
 
 
 def fill(dataset: Any, caches: Sequence[ImageCache], workers: int) -> None:
-    """Decode what caches lack.
+    """Decode the images that are missing from the caches.
 
     Raises:
-        ValueError: Images remain that cannot be decoded, or that the caches have no room for.
+        ValueError: Some cannot be decoded, or the caches have no room for them.
     """
     if not caches:
         raise UserError('cache: device needs images whose decoded pixels can be kept.')
     if any(cache.decoded < cache.count for cache in caches):
         logger.info('Decoding the training set (cache: device).')
-        own = torch.Generator()  # else the one that networks are initialised by would be drawn from
+        own = torch.Generator()  # the global one also initialises networks
         for part in getattr(dataset, 'parts', [dataset]):
             reading = _Reading(part)
             for _ in DataLoader(reading, batch_size=None, num_workers=workers, generator=own):
@@ -164,13 +163,13 @@ def fill(dataset: Any, caches: Sequence[ImageCache], workers: int) -> None:
 
 
 class _Reading(Dataset):
-    """Reads samples for what that leaves in a cache."""
+    """Reads samples only to fill the caches."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
 
     def __getitem__(self, index: int) -> int:
-        with suppress(ValueError, OSError):  # of an image that is too small; told when it is drawn
+        with suppress(ValueError, OSError):  # such as a too small image; reported when it is drawn
             self.dataset.stored(index, random.Random(0))
         return index
 

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 def kept_images(paths: Sequence[str], roots: Sequence[str], opt: dict) -> Sequence[int]:
     """Indices of the images that the list ``opt['exclude']`` does not name.
 
-    A line of the list is the name of an image below one of the folders, the key of an LMDB, or the
-    whole path, which tells apart images of the same name in several folders.
+    A line of the list is the name of an image below one of the folders, the key of an LMDB, or a
+    whole path, to distinguish images of the same name in several folders.
 
     Args:
         paths: The images, with their folder in front.
@@ -24,7 +24,7 @@ def kept_images(paths: Sequence[str], roots: Sequence[str], opt: dict) -> Sequen
 
     Raises:
         FileNotFoundError: There is no such list.
-        ValueError: The list is no text, or leaves no image.
+        ValueError: The list is not text, or excludes all images.
     """
     list_file = opt.get('exclude')
     if list_file is None:
@@ -43,7 +43,7 @@ def kept_images(paths: Sequence[str], roots: Sequence[str], opt: dict) -> Sequen
     logger.info('%s: %d of %d images are excluded.', what, len(paths) - len(kept), len(paths))
     if unknown := sorted(names - found):
         logger.warning(
-            '%s: %d lines of %s name no image of it: %s',
+            '%s: %d lines of %s match no image: %s',
             *(what, len(unknown), list_file, some(unknown, 3)),
         )
     return kept

@@ -5,7 +5,7 @@ header that describes it, plane by plane as in tensors; ``offsets.bin`` holds th
 each image of the list starts, 0 for those not yet added. Images are added when they are first read.
 An offset is written after its pixels, so a process killed at any moment leaves no partial image
 to be read; two processes that add the same image at once add it twice, and either copy is valid.
-(After a power cut, clear it.)
+(Clear it after a power failure.)
 """
 
 import errno
@@ -33,15 +33,15 @@ from .shared import PathColumn
 
 logger = logging.getLogger(__name__)
 
-# magic, number of the image, size and time of its source, height, width, channels, bytes a value
+# magic, index of the image, size and time of its source, height, width, channels, bytes per value
 _HEADER = struct.Struct('<8sQqqIIII')
 _MAGIC = b'basicsr2'
-# Of the pixels, and how files are decoded; a change of either needs another folder.
+# Part of the name of the folder: change it with the layout of pixels or the way of decoding.
 _LAYOUT = 'planes as stored'
-_ALIGN = 64  # of headers and pixels
+_ALIGN = 64  # bytes, of headers and pixels
 _FILES = ('offsets.bin', 'pixels.bin', 'about.json', 'lock')
 _NO_FOLDERS = ('', 'on', 'none', 'true', 'false', 'yes', 'no')  # probably not meant as folders
-_KEEP_DAYS = 30  # a cache of ``auto`` is removed so long after its last use
+_KEEP_DAYS = 30  # caches of ``auto`` are removed this long after their last use
 
 
 def default_root() -> Path:
@@ -64,12 +64,12 @@ def open_cache(
     """The cache that the option ``cache`` of a dataset asks for, unless it is 'off'.
 
     Args:
-        option: 'auto' or 'device': in the user's cache folder, as long as it takes at most half of
-            the disk's free space, until it is unused for 30 days, and not at all if that folder
-            cannot be written; otherwise a folder.
+        option: 'auto' or 'device': in the user's cache folder. Such a cache takes at most half of
+            the disk's free space, is removed after 30 days without use, and is left out if that
+            folder cannot be written. Otherwise a folder.
         sources: Names of the images.
         kind: How they are decoded.
-        what: The images, for the log.
+        what: Name of the images in the log.
         location: Folder that relative names start from.
     """
     if isinstance(option, str) and option.lower() in _NO_FOLDERS:
@@ -130,7 +130,7 @@ class ImageCache:
 
     @property
     def decoded(self) -> int:
-        """How many of the images are cached; none if the cache has been cleared."""
+        """Number of cached images; 0 if the cache has been cleared."""
         try:
             return int(np.count_nonzero(np.fromfile(self.folder / 'offsets.bin', np.uint64)))
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class ImageCache:
         return f'{self.decoded} of {self.count} images are decoded in {self.folder} ({size}{limit})'
 
     def _prepare(self, first: str, kind: str) -> None:
-        # Private unless it was named: whoever can write here controls what networks see.
+        # Private unless a folder was given: whoever can write here controls what networks see.
         self.folder.mkdir(mode=0o777 if self.share is None else 0o700, parents=True, exist_ok=True)
         if self.share is not None and _belongs_to_others(self.folder):
             raise PermissionError(f'{self.folder} belongs to another user.')
@@ -165,8 +165,8 @@ class ImageCache:
         """The image as a read-only view (h, w, c) of the file, or None if it is not cached.
 
         Args:
-            stamp: Size and modification time of the source now; if they differ from those of the
-                decoded image, it has changed.
+            stamp: Current size and modification time of the source; if they differ from those of
+                the decoded image, the source has changed.
         """
         try:
             if not self._open:
@@ -192,7 +192,7 @@ class ImageCache:
         return planes.transpose(1, 2, 0)
 
     def pixels(self) -> np.ndarray:
-        """The file of the pixels as bytes: the map that images of ``get`` are views of."""
+        """The file of pixels as bytes: the map that the images of ``get`` are views of."""
         self._map()
         return np.frombuffer(self._pixels, np.uint8)
 
@@ -232,7 +232,7 @@ class ImageCache:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keep other processes from writing: one would overwrite what another appends."""
+        """Keep other processes from writing, as one would overwrite what another appends."""
         with locked(self.folder / 'lock') as is_alone:
             if not is_alone:
                 raise OSError(errno.ENOLCK, f'the file system of {self.folder} has no locks')
@@ -295,7 +295,7 @@ def list_caches(root: str | Path | None = None) -> list[dict[str, Any]]:
 
 
 def _read_about(file: Path) -> dict[str, Any]:
-    """The description stored in a cache; it may be missing after a power cut."""
+    """The description stored in a cache; it may be missing after a power failure."""
     unknown = {'kind': 'unknown', 'images': 0, 'first': ''}
     try:
         about = json.loads(file.read_bytes())
@@ -308,7 +308,7 @@ def clear_caches(root: str | Path | None = None, unused_for: float = 0) -> int:
     """Remove the caches below ``root``; returns the bytes freed.
 
     Args:
-        unused_for: Only those that no run has opened for so many days.
+        unused_for: Remove only those that no run has opened for this many days.
     """
     freed = 0
     for cache in list_caches(root):

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class PairedImages:
-    """How an LQ and a GT image become a sample, whatever they come from: base of datasets."""
+    """Base of paired datasets: turns an LQ and a GT image, from any source, into a sample."""
 
     def _read_options(self, opt: dict) -> None:
         check_image_options(opt)
@@ -75,7 +75,7 @@ class PairedImages:
             if self.pad_small:
                 gt, lq = _pad(gt, self.gt_size), _pad(lq, self.gt_size // self.scale)
             elif self.gt_size <= min(gt.shape[:2]) < self._largest_gt_size:
-                # Reported when the image is first read, not in a later stage, after days.
+                # Reported when the image is first read, not days later in another stage.
                 raise image_error(
                     pair['gt_path'],
                     f'GT {gt.shape[0]}x{gt.shape[1]} (height x width) is smaller than gt_size '
@@ -114,7 +114,7 @@ class PairedImages:
             return
         hint = f'cut or resize one of them to GT {lq_h * self.scale}x{lq_w * self.scale}'
         if gt_h % lq_h == 0 and gt_h // lq_h * lq_w == gt_w:
-            hint = f'scale: {gt_h // lq_h} would fit'
+            hint = f'scale: {gt_h // lq_h} would match'
         raise image_error(
             pair['gt_path'],
             f'GT {pair["gt_path"]} ({gt_h}x{gt_w}, height x width) is not {self.scale} times LQ '
@@ -170,7 +170,7 @@ class PairedImageDataset(PairedImages, Dataset):
         if len(gt_roots) != len(lq_roots):
             raise UserError(
                 f'dataroot_gt has {len(gt_roots)} folders, dataroot_lq {len(lq_roots)}: they '
-                'belong together one by one.'
+                'are paired one by one.'
             )
         roots = zip(lq_roots, gt_roots, strict=True)
         list_file = opt.get('meta_info_file')
@@ -230,7 +230,7 @@ class PairedImageDataset(PairedImages, Dataset):
         """The sample before its conversion.
 
         Args:
-            rng: Of all random decisions: the module ``random``, or a ``random.Random``.
+            rng: Source of all random decisions: the module ``random``, or a ``random.Random``.
         """
         pair = self.paths[index]
         gt = self._read_gt(index, pair['gt_path'])

@@ -22,7 +22,8 @@ from basicsr.utils.text import some
 from .data_util import decode_image
 from .paired_image_dataset import PairedImages
 
-# Memory is allocated at once for a file in a shard, and for what precedes it, such as a long name.
+# Limits for a file in a shard and for its extended header, such as a long name: tarfile allocates
+# memory for either at once.
 _MOST_BYTES, _MOST_BYTES_BEFORE = 2**29, 2**20
 _BEFORE_A_FILE = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -36,24 +37,24 @@ _OF_FOLDERS = (
 
 @DATASET_REGISTRY.register()
 class PairedTarDataset(PairedImages, IterableDataset):
-    """LQ and GT images in tar files, for training; WebDataset reads them.
+    """Pairs of LQ and GT images in tar files, for training, read with WebDataset.
 
-    A pair is two files of a shard, one after the other, called ``<name>.gt.<extension>`` and
+    A pair is two consecutive files of a shard, called ``<name>.gt.<extension>`` and
     ``<name>.lq.<extension>``. An epoch goes through all shards, in an order that follows from
     ``shuffle_seed`` and the epoch.
 
     Args:
         opt: Options with the keys
 
-            * ``shards``: a file, a pattern such as ``folder/*.tar``, an https address, or a list;
+            * ``shards``: a file, a pattern such as ``folder/*.tar``, an https URL, or a list;
               ``{000..099}`` in a name stands for a hundred of them;
-            * ``num_samples``: pairs in all of them; needed with addresses, else counted;
-            * ``shuffle_buffer``: pairs, undecoded, from which the next one is drawn; default 100;
-            * ``shuffle_seed``: default 0; and of PairedImageDataset ``scale``, ``gt_size``,
-              ``use_hflip``, ``use_rot``, ``pad_small``, ``color``, ``mean``, ``std``,
-              ``uint8_batch``.
+            * ``num_samples``: pairs in all shards; required for URLs, otherwise counted;
+            * ``shuffle_buffer``: undecoded pairs from which the next one is drawn; default 100;
+            * ``shuffle_seed``: default 0;
+            * ``scale``, ``gt_size``, ``use_hflip``, ``use_rot``, ``pad_small``, ``color``,
+              ``mean``, ``std``, ``uint8_batch``: as for PairedImageDataset.
 
-    An item is a function without arguments that gives a sample of PairedImageDataset.
+    An item is a function without arguments that returns a sample as of PairedImageDataset.
     """
 
     def __init__(self, opt: dict):
@@ -66,7 +67,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
         self.seed = opt.get('shuffle_seed', 0)
         given = opt.get('num_samples')
         if given is None and any(_is_address(shard) for shard in self.shards):
-            raise UserError('num_samples: required with shards at addresses, to count epochs by.')
+            raise UserError('num_samples: required for shards at URLs, as the length of an epoch.')
         self._length: int = sum(map(_count_pairs, self.shards)) if given is None else given
         if self._length < 1:
             raise UserError(
@@ -82,7 +83,7 @@ class PairedTarDataset(PairedImages, IterableDataset):
         self._epoch = epoch
 
     def skip(self, count: int) -> None:
-        """Begin the next pass after so many pairs."""
+        """Begin the next pass after ``count`` pairs."""
         self._skipped = count
 
     def __iter__(self) -> Iterator[Callable[[], dict[str, Tensor | str]]]:
@@ -126,7 +127,7 @@ def _check_options(opt: dict) -> None:
             'num_samples',
             None,
         ):
-            raise UserError(f'{name} must be a whole number from {least} on, got {value!r}.')
+            raise UserError(f'{name} must be an integer of at least {least}, got {value!r}.')
     others = [name for name in _OF_FOLDERS if opt.get(name) is not None]
     if others or opt.get('cache', 'off') not in ('auto', 'off', True, False):
         others = others or ['cache']
@@ -134,11 +135,11 @@ def _check_options(opt: dict) -> None:
 
 
 def find_shards(shards: str | list[str]) -> list[str]:
-    """Files and addresses that the option ``shards`` names, in order.
+    """Files and URLs that the option ``shards`` names, in order.
 
     Raises:
-        FileNotFoundError: A name or pattern finds no file.
-        ValueError: An address is not https; commands, which WebDataset would run, are none.
+        FileNotFoundError: A name or pattern matches no file.
+        ValueError: A URL is not https; this includes commands, which WebDataset would run.
     """
     try:
         from braceexpand import braceexpand  # a dependency of WebDataset
@@ -149,12 +150,12 @@ def find_shards(shards: str | list[str]) -> list[str]:
         for part in braceexpand(name):
             if _is_address(part):
                 if re.search(r'[\s\'"`\\$\x00-\x1f]', part):  # some releases go through a shell
-                    raise UserError(f'shards: the address {part!r} has blanks or quotes.')
+                    raise UserError(f'shards: the URL {part!r} has blanks or quotes.')
                 found.append(part)
             elif re.match(r'[\w+.-]+:', part) and not Path(part).exists():
-                raise UserError(f'shards: {part} is neither a file nor an https address.')
+                raise UserError(f'shards: {part} is neither a file nor an https URL.')
             else:
-                # Absolute, since WebDataset would run what a file called pipe:… says.
+                # Absolute, since WebDataset would run a name that begins with pipe: as a command.
                 found_files = glob(os.path.abspath(Path(part).expanduser()))
                 files = sorted(file for file in found_files if Path(file).is_file())
                 if not files:
@@ -168,7 +169,7 @@ def _is_address(shard: str) -> bool:
 
 
 def _count_pairs(shard: str) -> int:
-    """Pairs in a file; only the headers are read."""
+    """Number of pairs in a file; only the headers are read."""
     try:
         with tarfile.open(shard, tarinfo=_Header) as tar:
             return sum('.gt.' in Path(member.name).name for member in _files_of(tar, shard))
@@ -204,10 +205,10 @@ def _files_of(tar: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
     """The headers of the files in a shard.
 
     Raises:
-        ValueError: One claims more than an image may have, or holes, which cost no bytes.
+        ValueError: One claims more bytes than an image may have, or is sparse.
     """
     for member in tar:
-        tar.members = []  # it would keep all of them
+        tar.members = []  # tarfile would keep all of them
         if member.issparse() or member.size > _MOST_BYTES:
             raise UserError(
                 f'{shard}: {member.name} claims {member.size:,} bytes'
@@ -219,9 +220,9 @@ def _files_of(tar: tarfile.TarFile, shard: str) -> Iterator[tarfile.TarInfo]:
 
 
 class _Header(tarfile.TarInfo):
-    """A header, refused where its long name or its attributes would take much memory.
+    """A header; refused if its long name or its attributes would take much memory.
 
-    A damaged one is an error; tarfile would take it for the end of the shard.
+    A damaged one is an error here, while tarfile would take it for the end of the shard.
     """
 
     @classmethod
@@ -232,8 +233,8 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f'a header is damaged ({error})') from error
         if header.type in _BEFORE_A_FILE and header.size > _MOST_BYTES_BEFORE:
             raise UserError(
-                f'a name or attributes of {header.size:,} bytes; at most {_MOST_BYTES_BEFORE:,} '
-                'belong to a file.'
+                f'a name or attributes of {header.size:,} bytes; a file has at most '
+                f'{_MOST_BYTES_BEFORE:,}.'
             )
         return header
 

@@ -25,7 +25,7 @@ class PrefetchGenerator(threading.Thread):
     Args:
         generator: Any iterable.
         num_prefetch_queue: Items kept ready.
-        what: What produces what, for the log.
+        what: What is being waited for, for the log.
 
     Attributes:
         patience: Seconds of waiting for an item before a warning is logged.
@@ -93,8 +93,8 @@ class PrefetchDataLoader(DataLoader):
         **kwargs: Arguments of DataLoader.
 
     Attributes:
-        to_float: Whether ``BatchMemory`` makes floats of bytes that stand for them; if not, a GPU
-            should.
+        to_float: Whether ``BatchMemory`` converts bytes that stand for floats; if not, the
+            consumer does, on the GPU.
     """
 
     def __init__(self, num_prefetch_queue: int, **kwargs: Any):
@@ -106,7 +106,7 @@ class PrefetchDataLoader(DataLoader):
         batches: Iterator = super().__iter__()
         workers = getattr(batches, '_workers', ())  # torch has no public name for them
         if isinstance(self.collate_fn, BatchMemory):
-            # Without a GPU there is no such memory, and the option has no effect.
+            # Without a GPU there is no page-locked memory, and the option has no effect.
             pin_memory = self.pin_memory and torch.cuda.is_available()
             batches = BatchMemory.unpack(batches, pin_memory, self.to_float)
         size = self.batch_size or getattr(self.batch_sampler, 'batch_size', None)
@@ -123,7 +123,7 @@ class PrefetchDataLoader(DataLoader):
 
 
 class CPUPrefetcher:
-    """Batches of a loader by ``next()``, which gives None at the end of a pass."""
+    """Batches of a loader through ``next()``, which returns None at the end of a pass."""
 
     def __init__(self, loader: Iterable):
         self.ori_loader = loader
@@ -148,10 +148,10 @@ class CPUPrefetcher:
 class CUDAPrefetcher(CPUPrefetcher):
     """As CPUPrefetcher, with the tensors of the next batch copied to the GPU on a side stream.
 
-    Without a GPU it hands the batches on.
+    Without a GPU the batches pass through unchanged.
 
     Args:
-        loader: A loader with pinned memory, or the copies do not overlap.
+        loader: A loader with pinned memory; without it the copies do not overlap.
         opt: Reads ``num_gpu``.
     """
 
@@ -198,14 +198,14 @@ class CUDAPrefetcher(CPUPrefetcher):
 
 
 def images_to_float(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with uint8 images ``lq`` and ``gt`` as float32 in [0, 1], where they are."""
+    """The batch with uint8 images ``lq`` and ``gt`` as float32 in [0, 1], on their device."""
     images = {
         key: value.float()
         for key, value in batch.items()
         if key in ('lq', 'gt') and value.dtype == torch.uint8
     }
     for image in images.values():
-        # By a plain number, a GPU would multiply by its rounded inverse: values unlike the CPU's.
+        # For a Python number, a GPU would multiply by the rounded reciprocal, unlike the CPU.
         image.div_(torch.full((), 255.0, device=image.device))
     return batch | images
 

@@ -24,8 +24,8 @@ class Stage:
     Attributes:
         first: Its first iteration, counted from 1.
         batch_size: Samples per GPU.
-        sizes: Sides of the GT crops in pixels, of which each batch has one; empty without
-            ``progressive``, where the dataset knows its only one.
+        sizes: Sides of the GT crops in pixels; each batch has one of them. Empty without
+            ``progressive``, when the dataset has a single size.
     """
 
     first: int
@@ -44,12 +44,12 @@ class Schedule:
 
     Args:
         dataset_opt: Options of the training set.
-        seed: Of the choice among the sizes of a stage.
+        seed: Seed of the choice among the sizes of a stage.
         gpus: Number of GPUs that share a batch.
-        start_iter: Iterations before the first of those that are given when it is iterated over.
+        start_iter: Iterations already done; iterating begins with the next one.
 
     Raises:
-        ValueError: A stage has no crop size, and the training set none either.
+        ValueError: A stage has no crop size, nor has the training set.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Schedule:
             yield self.batch_size(iteration), self.gt_size(iteration)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse a dataset that cannot make the crops of every stage."""
+        """Refuse a dataset that cannot crop to the sizes of all stages."""
         where = 'datasets.train.progressive'
         if isinstance(dataset, IterableDataset):
             raise UserError(

@@ -28,15 +28,15 @@ from .data_util import (
     paths_from_lmdb,
 )
 from .exclusion import kept_images
-from .second_order import (
+from .recipes import (
     KERNEL_OPTIONS,
     Recipe,
     check_options,
     draw_kernels,
     draw_recipe,
     draw_seed,
-    make_pairs,
 )
+from .second_order import make_pairs
 from .shared import PathTable
 from .transforms import draw_orientation, turn
 
@@ -53,15 +53,16 @@ class RealESRGANDataset(Dataset):
             * ``dataroot_gt``: a folder, an LMDB, or a list of folders; ``root_weights``: how often
               an image of each folder is seen in an epoch on average, default once;
             * ``io_backend``, ``recursive``, ``color``, ``cache``: as for PairedImageDataset;
-            * ``meta_info``: optional list of GT names, one a line; ``exclude``: of those to leave
-              out;
+            * ``meta_info``: optional list of GT names, one a line; ``exclude``: optional list of
+              those to leave out;
             * ``gt_size``: side of the patches to train on; ``crop_size``: side of the patch that is
-              degraded, of which they are cut, default 25/16 of ``gt_size`` (400 for 256);
-            * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset; images
-              that are degraded in workers are floats all the same;
-            * of ``draw_kernels``, and with ``degrade_on`` of ``draw_recipe`` and ``make_pairs``;
-            * ``degrade_on``: 'device' (default) or 'worker': whether the model makes the LQ images
-              or this dataset.
+              degraded, from which they are cut, default 25/16 of ``gt_size`` (400 for 256);
+            * ``use_hflip``, ``use_rot``, ``uint8_batch``: as for PairedImageDataset; images that
+              are degraded in workers are always floats;
+            * the options of ``draw_kernels``; with ``degrade_on: worker`` also those of
+              ``draw_recipe`` and ``make_pairs``;
+            * ``degrade_on``: 'device' (default): the model makes the LQ images; 'worker': this
+              dataset does.
 
     An item is ``{'gt', 'kernel1', 'kernel2', 'sinc_kernel', 'recipe', 'gt_path'}``: a float32 RGB
     tensor (c, crop_size, crop_size) in [0, 1], reflected where the image is smaller, three kernels
@@ -136,7 +137,7 @@ class RealESRGANDataset(Dataset):
         if not whole or gt_size % scale or crop_size % scale or crop_size < gt_size:
             raise UserError(
                 f'gt_size {gt_size} and crop_size {crop_size} must be multiples of scale {scale} '
-                'above 0, and crop_size the larger one.'
+                'above 0, and crop_size must not be the smaller one.'
             )
         self.gt_size, self.crop_size = gt_size, crop_size
 
@@ -158,7 +159,7 @@ class RealESRGANDataset(Dataset):
         return [torch.from_numpy(kernel).float() for kernel in kernels], recipe
 
     def __getitem__(self, index: int) -> dict[str, Tensor | str]:
-        kernels, recipe = self.draw()  # first, so that it follows from the sample's seed alone
+        kernels, recipe = self.draw()  # first, so that they depend on the sample's seed alone
         index = int(self._first[index] + random.random() * self._share[index])
         path = self.paths[index]
         gt = self._crop(self._read(index, path))
@@ -184,7 +185,7 @@ class RealESRGANDataset(Dataset):
 
 
 def _weighted(lengths: list[int], weights: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
-    """For every sample of an epoch, the range it draws its image from: first index and count.
+    """For every sample of an epoch, the range that its image is drawn from: first index and count.
 
     Root i contributes ``weights[i]`` samples per image. With a fraction, neighbouring images share
     samples, so that none is excluded forever.

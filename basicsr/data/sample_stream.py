@@ -19,9 +19,9 @@ class SampleStream(IterableDataset):
 
     Every process reads all items in the same order and keeps its own, so the batches do not depend
     on the number of workers, and a resumed run continues with the next sample. A dataset may yield
-    functions without arguments; they are called only in the process that keeps the item, which
-    saves all others the decoding. Random generators are seeded from the sample number before an
-    item is read, and before it is called.
+    functions without arguments; they are called only in the process that keeps the item, so that
+    only this one decodes it. Random generators are seeded from the sample number before an item is
+    read, and before it is called.
 
     Attributes of the wrapped dataset are accessible through it.
 
@@ -29,12 +29,12 @@ class SampleStream(IterableDataset):
 
     Args:
         dataset: Must give the same items, in the same order, in every process. If it has
-            ``set_epoch(epoch)``, that is called before each pass; if it has ``skip(count)`` and a
+            ``set_epoch(epoch)``, that is called before each pass. If it has ``skip(count)`` and a
             length, that is called before the first pass of a resumed run, which then begins after
-            so many items. Otherwise they are read and dropped.
-        seed: Of the samples' randomness.
-        batch_size: Samples of a batch of this rank.
-        num_replicas, rank: Number of ranks, and which this is.
+            ``count`` items; otherwise they are read and dropped.
+        seed: Seed of the samples' randomness.
+        batch_size: Samples per batch of this rank.
+        num_replicas, rank: Number of ranks, and this one.
         start: Samples that all ranks together have already seen; None: only one pass.
     """
 
@@ -99,7 +99,7 @@ class SampleStream(IterableDataset):
             return item()
 
     def _skip(self) -> tuple[int, int]:
-        """Skip items already seen, if the dataset can; returns the sample and epoch to continue."""
+        """Skip items already seen, if the dataset can; returns the sample and epoch to begin at."""
         if not self.start or not hasattr(self.dataset, 'skip'):
             return 0, 0
         epoch, count = divmod(self.start, self.total_size)
@@ -107,7 +107,7 @@ class SampleStream(IterableDataset):
         return self.start, epoch
 
     def _randomness(self, number: int) -> Any:
-        if get_worker_info() is None:  # the process's own generators are the model's
+        if get_worker_info() is None:  # the global generators are the model's
             return seeded(self.seed, number)
         seed_cpu(self.seed, number)
         return nullcontext()

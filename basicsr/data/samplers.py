@@ -25,14 +25,14 @@ _LARGEST_BLOCK = 1024  # indices computed at once
 def build_sampler(
     dataset: Sized, dataset_opt: dict, num_replicas: int = 1, rank: int = 0, seed: int = 0
 ) -> Any:
-    """The sampler of a training set, one rank's share of it.
+    """Build the sampler of one rank's share of a training set.
 
     Args:
         dataset: The dataset; only its length is used.
         dataset_opt: Reads ``sampler`` (its ``type``, and arguments of that class) and
             ``dataset_enlarge_ratio``.
-        num_replicas, rank: Number of ranks, and which this is.
-        seed: Of the order.
+        num_replicas, rank: Number of ranks, and this one.
+        seed: Seed of the order.
     """
     options = dict(dataset_opt.get('sampler') or {})
     name = options.pop('type', 'enlarged')
@@ -51,7 +51,7 @@ def build_sampler(
     else:
         raise UserError(
             f"datasets.train.sampler: unknown type '{name}'; choose enlarged, {', '.join(ORDERS)}, "
-            'or a class of yours as module:Class.'
+            'or your own class as module:Class.'
         )
     try:
         sampler = sampler_class(dataset, num_replicas=num_replicas, rank=rank, seed=seed, **options)
@@ -71,8 +71,8 @@ class NumberedOrder(Sampler[int]):
 
     Args:
         dataset: Anything with a length.
-        num_replicas, rank: Number of ranks, and which this is.
-        seed: Determines the order.
+        num_replicas, rank: Number of ranks, and this one.
+        seed: Seed of the order.
     """
 
     def __init__(self, dataset: Sized, num_replicas: int = 1, rank: int = 0, seed: int = 0):
@@ -89,7 +89,7 @@ class NumberedOrder(Sampler[int]):
 
     def stream(self, number: int, step: int) -> Iterator[int]:
         """Indices of the samples ``number``, ``number + step``, …, endlessly."""
-        block = 16  # so the first ones come without delay
+        block = 16  # small at first, so that training starts without delay
         while True:
             numbers = number + step * np.arange(block, dtype=np.int64)
             epochs, places = np.divmod(numbers, self.total_size)
@@ -179,11 +179,11 @@ class WeightedRandomOrder(RandomOrder):
     """Samples drawn with individual weights.
 
     Args:
-        weights: One for each sample, in any unit: a list, or a file with one a line (or a ``.npy``
-            array).
+        weights: One for each sample, in any unit: a list, or a file with one per line (or a
+            ``.npy`` array).
         replacement: Whether a sample may be drawn again within an epoch.
-        num_samples: Draws in an epoch; default: as many as the set has samples, or without
-            replacement as many as have a weight.
+        num_samples: Draws in an epoch; default: the length of the set, or without replacement the
+            number of samples with a weight above 0.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class WeightedRandomOrder(RandomOrder):
         if not replacement and self.total_size > eligible:
             raise UserError(
                 f'num_samples {num_samples} is more than the {eligible} samples with a weight: '
-                'take fewer, or replacement: true.'
+                'draw fewer, or set replacement: true.'
             )
         self._bounds = np.cumsum(self.weights / self.weights.max())
 
@@ -218,7 +218,7 @@ class WeightedRandomOrder(RandomOrder):
         if not self.replacement:
             return super().indices(epoch, places)
         draws = _uniform(places, mix(self.seed, epoch)) * self._bounds[-1]
-        # The last sample with a weight ends at the sum: rounding cannot go beyond it.
+        # Rounding must not lead beyond the last sample with a weight.
         last = np.flatnonzero(self.weights)[-1]
         return np.minimum(np.searchsorted(self._bounds, draws, side='right'), last)
 
@@ -256,7 +256,7 @@ def permuted(places: np.ndarray, count: int, seed: int, rounds: int = 12) -> np.
         places: int64, each in ``range(count)``.
         count: Length of the permutation, below 2 ** 62.
         seed: Which permutation.
-        rounds: Of the network; with few, small permutations would not look random.
+        rounds: Rounds of the network; with few, small permutations would not look random.
     """
     bits = max((count - 1).bit_length(), 2)
     low, high = bits // 2, bits - bits // 2

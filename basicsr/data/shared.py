@@ -14,7 +14,7 @@ Pair = dict[str, str]
 
 
 class PathColumn(Sequence):
-    """Paths: their names joined in one block, and their folders, which many share, separately."""
+    """A compact list of paths: the names joined in one buffer, each folder stored once."""
 
     def __init__(self, paths: Iterable[str] = ()):
         self._numbers: dict[str, int] = {}
@@ -93,7 +93,7 @@ class PathTable(Sequence):
             self._columns.setdefault(key, PathColumn()).extend(folder, of_key)
 
     def column(self, key: str = '') -> PathColumn:
-        """The paths under one key; of plain paths, without a key, all."""
+        """The paths of one key; all paths if the items are plain paths."""
         return self._columns[key] if self._columns else PathColumn()
 
     def __getitem__(self, index: Any) -> Any:
@@ -117,7 +117,7 @@ def _encoded(path: str) -> bytes:
 
 
 class SaidOnce:
-    """What a dataset, or a copy in a worker process, has logged, so that it is logged only once."""
+    """Kinds of messages that a dataset has logged, shared with its copies in worker processes."""
 
     _THINGS = ('alpha', 'frames', 'depth', 'cut')
 
@@ -131,8 +131,8 @@ class SaidOnce:
         self._said[self._THINGS.index(thing)] = True
 
 
-class DatasetAround(Dataset):
-    """Base of datasets around another one, whose attributes are reached through them."""
+class DatasetWrapper(Dataset):
+    """Base of datasets that wrap another one and give access to its attributes."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset

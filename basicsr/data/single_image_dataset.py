@@ -30,8 +30,8 @@ class SingleImageDataset(Dataset):
 
     Args:
         opt: Options with the keys ``dataroot_lq`` (a folder, a list of folders, or an LMDB) and
-            optionally ``io_backend``, ``meta_info_file`` (names, one a line), ``exclude`` (names to
-            leave out), ``recursive``, ``color``, ``cache``, ``mean``, ``std``, as for
+            optionally ``io_backend``, ``meta_info_file`` (a list of names), ``exclude`` (a list of
+            names to leave out), ``recursive``, ``color``, ``cache``, ``mean``, ``std``, as for
             PairedImageDataset.
 
     An item is ``{'lq', 'lq_path'}``: a float32 RGB tensor (c, h, w) in [0, 1].

@@ -33,20 +33,20 @@ def paired_random_crop(
     gt_path: str | None = None,
     rng: Any = random,
 ) -> tuple[Any, Any]:
-    """Crop GT and LQ images at one random place.
+    """Crop GT and LQ images at the same random place.
 
     Args:
         img_gts: One or several images, numpy (h, w, c) or tensor (n, c, h, w), all of one size.
         img_lqs: The same, ``scale`` times smaller.
         gt_patch_size: Side of the GT crop; the LQ crop has ``gt_patch_size // scale``.
         gt_path: For messages.
-        rng: Where the place is drawn: the module ``random``, or a ``random.Random``.
+        rng: Source of the place: the module ``random``, or a ``random.Random``.
 
     Returns:
         GT and LQ crops, as lists where lists were given.
 
     Raises:
-        ValueError: The sizes do not fit each other, or the patch is larger than the image.
+        ValueError: The sizes do not match, or the patch is larger than the image.
     """
     gts = img_gts if isinstance(img_gts, list) else [img_gts]
     lqs = img_lqs if isinstance(img_lqs, list) else [img_lqs]
@@ -158,7 +158,7 @@ def turned_planes(
     if planes[0].size < _LARGE or not (hflip or rot90):
         out[:] = turn(planes.transpose(1, 2, 0), orientation).transpose(2, 0, 1)
         return out
-    # numpy copies such views pixel by pixel; OpenCV, plane by plane, in half the time.
+    # numpy copies such views pixel by pixel; OpenCV does it by planes, in half the time.
     code = _FLIP_CODES.get((hflip, vflip))
     for i in range(len(planes)):
         plane = planes[i]
@@ -175,7 +175,7 @@ def img_rotate(
     center: tuple[float, float] | None = None,
     scale: float = 1.0,
 ) -> np.ndarray:
-    """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), in the same frame."""
+    """Rotate by ``angle`` degrees counter-clockwise about ``center`` (x, y), keeping the size."""
     from scipy.ndimage import affine_transform  # rarely needed, and slow to import
 
     height, width = img.shape[:2]

@@ -15,7 +15,7 @@ import numpy as np
 def worker_init_fn(
     worker_id: int, num_workers: int, rank: int, seed: int, modules: Sequence[str] = ()
 ) -> None:
-    """Prepare a worker process: its seeds and signals, one thread, the user's plug-ins."""
+    """Prepare a worker process: seeds, signals, a single thread, the user's plug-ins."""
     worker_seed = num_workers * rank + worker_id + seed
     random.seed(worker_seed)
     np.random.seed(worker_seed % 2**32)
@@ -28,10 +28,10 @@ def worker_init_fn(
 
 
 def heed_parent_alone() -> None:
-    """Let a loader's worker exit when its parent tells it to; other signals are for the parent.
+    """Let a loader's worker exit only when its parent asks it to or is gone.
 
-    Ctrl-C in a terminal, torchrun and SLURM reach all processes of a run. The parent still
-    needs its workers, until its state is saved.
+    Signals from Ctrl-C in a terminal, torchrun and SLURM reach all processes of a run. The parent
+    still needs its workers until its state is saved.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, 'SIGUSR1'):

@@ -1,4 +1,4 @@
-"""Losses; the names that dependents import from here are loaded on first use."""
+"""Losses; names imported from here are loaded lazily."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Losses between two images: between their pixels, and between features of them."""
+"""Losses between two images: pixel losses, total variation and perceptual loss."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The import path of the losses in early releases of BasicSR, which other packages still use."""
+"""Import path of the losses in early releases of BasicSR, which other packages still use."""
 
 from .basic_loss import CharbonnierLoss, L1Loss, MSELoss, PerceptualLoss, WeightedTVLoss
 from .gan_loss import (

@@ -18,6 +18,6 @@ def calculate_metric(data: Mapping[str, Any], opt: Mapping[str, Any]) -> float:
 
     Args:
         data: Arguments that hold images, usually ``img`` and ``img2``.
-        opt: ``type`` and the other arguments; ``better`` may stand among them.
+        opt: ``type`` and the other arguments; ``better`` may be among them.
     """
     return METRIC_REGISTRY.build(opt, **data)

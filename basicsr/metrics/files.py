@@ -25,11 +25,11 @@ def pair_names(gt: Sequence[str], restored: Sequence[str], suffix: str = '') -> 
 
     Args:
         gt, restored: Paths of images, relative to their folders.
-        suffix: What restored names have in addition, before the extension. If it is empty and the
-            names differ, it is the one ending that all restored names share.
+        suffix: Appended to restored names, before the extension. If it is empty and the names
+            differ, it is the one ending that all restored names share.
 
     Raises:
-        ValueError: A GT image has no restored one, or two names differ in the extension alone.
+        ValueError: A GT image has no restored one, or two names differ only in the extension.
     """
     found, wanted = _by_stem(restored), _by_stem(gt)
     if not suffix and not found.keys() >= wanted.keys():
@@ -38,7 +38,7 @@ def pair_names(gt: Sequence[str], restored: Sequence[str], suffix: str = '') -> 
     if missing:
         raise UserError(
             f'{len(missing)} of {len(wanted)} GT images have no restored image with the suffix '
-            f"'{suffix}': {some(missing)}. Of the restored images there are {some(restored)}."
+            f"'{suffix}': {some(missing)}. The restored images are {some(restored)}."
         )
     if len(found) > len(wanted):
         logger.warning('%d restored images have no GT.', len(found) - len(wanted))
@@ -50,13 +50,13 @@ def _by_stem(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         stem = Path(name).with_suffix('').as_posix()
         if stem in stems:
-            raise UserError(f'{stems[stem]} and {name} differ in the extension alone: rename one.')
+            raise UserError(f'{stems[stem]} and {name} differ only in the extension: rename one.')
         stems[stem] = name
     return stems
 
 
 def _common_suffix(wanted: Sequence[str], found: Sequence[str]) -> str:
-    """What all wanted names need at their end to be found; empty if that is not one thing."""
+    """The ending that turns all wanted names into found ones; empty if there is not exactly one."""
     ends = [name.removeprefix(wanted[0]) for name in found if name.startswith(wanted[0])]
     fitting = [end for end in ends if set(found).issuperset(name + end for name in wanted)]
     return fitting[0] if len(fitting) == 1 else ''
@@ -77,11 +77,11 @@ def score_files(
     Args:
         files: For each name a file as ``result`` and, for full-reference metrics, one as ``gt``.
         metrics: Options of each metric, as in ``val.metrics``.
-        workers: Threads.
-        correct_mean_var: Give each channel of the result mean and deviation of the GT's first.
+        workers: Number of threads.
+        correct_mean_var: First give each channel of the result the GT's mean and deviation.
 
     Raises:
-        ValueError: A file is no image, or the images of a pair have different sizes.
+        ValueError: A file is not an image, or the images of a pair have different sizes.
     """
     scores = ImageScores(metrics)
 
@@ -108,7 +108,7 @@ def score_lines(scores: Mapping[str, Mapping[str, float]], units: Mapping[str, s
     The averages leave out NaN, and infinite scores such as the PSNR of equal images.
 
     Args:
-        units: By the name of the metric, if it has one.
+        units: Unit of each metric that has one, by name.
     """
     lines = []
     for number, (name, values) in enumerate(scores.items(), 1):

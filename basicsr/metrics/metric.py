@@ -29,7 +29,7 @@ from . import calculate_metric
 
 
 class SetMetric(Protocol):
-    """Interface of a class in ``val.metrics``; ``merge_state`` of torchmetrics may stand for merge.
+    """Interface of a class in ``val.metrics``; torchmetrics' ``merge_state`` may replace merge.
 
     Images are (1, c, h, w) in [0, 1], RGB, rounded to 8 bits, on the device of the metric if it is
     a module.
@@ -90,7 +90,7 @@ def needs_reference(metric: Callable) -> bool:
 
 
 def defined_score(data: Mapping[str, Any], options: Mapping[str, Any]) -> float:
-    """As ``calculate_metric``; but where a metric of ours is not defined, its error says why."""
+    """As ``calculate_metric``, but built-in metrics raise an error where they are not defined."""
     if METRIC_REGISTRY.is_users(options['type']):
         return calculate_metric(data, options)
     metric = inspect.unwrap(METRIC_REGISTRY.get(options['type']))

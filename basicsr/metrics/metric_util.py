@@ -1,4 +1,4 @@
-"""Helpers of the metrics: image layout and range, luma, images without a score."""
+"""Helpers for metrics: image layout and range, luma, images without a score."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ from basicsr.utils.img_util import crop_border, cv2
 
 logger = logging.getLogger(__name__)
 
-# Weights of B, G and R in [0, 255], and what is added.
+# Weights of B, G and R in [0, 255], and the offset.
 _BGR_TO_Y = np.array([[*RGB_TO_YCBCR[::-1, 0] / 255, YCBCR_OFFSET[0]]])
 
 
@@ -23,7 +23,7 @@ def reorder_image(img: np.ndarray, input_order: str = 'HWC') -> np.ndarray:
     """Bring an image (h, w), (h, w, c) or (c, h, w) into the layout (h, w, c).
 
     Args:
-        input_order: 'HWC' or 'CHW'; of no importance for (h, w).
+        input_order: 'HWC' or 'CHW'; irrelevant for (h, w).
     """
     if input_order not in ('HWC', 'CHW'):
         raise UserError(f"input_order must be 'HWC' or 'CHW', got {input_order!r}.")
@@ -33,7 +33,7 @@ def reorder_image(img: np.ndarray, input_order: str = 'HWC') -> np.ndarray:
 
 
 def to_255(img: np.ndarray) -> np.ndarray:
-    """Scale a 16-bit image to [0, 255]; any other is taken to be in that range already."""
+    """Scale a 16-bit image to [0, 255]; any other is assumed to be in that range already."""
     return img * (255 / 65535) if img.dtype == np.uint16 else img
 
 
@@ -44,7 +44,7 @@ def to_y_channel(img: np.ndarray) -> np.ndarray:
     """
     img = to_255(img).astype(np.float32)
     if img.ndim == 3 and img.shape[2] == 3:
-        return cv2.transform(img, _BGR_TO_Y)[..., None]  # ten times as quick as bgr2ycbcr
+        return cv2.transform(img, _BGR_TO_Y)[..., None]  # ten times as fast as bgr2ycbcr
     return img
 
 
@@ -53,9 +53,9 @@ class UndefinedScoreError(UserError):
 
 
 def nan_if_undefined(metric: Callable) -> Callable:
-    """A decorator: NaN instead of UndefinedScoreError, whose message is logged the first time.
+    """Decorator: return NaN instead of raising UndefinedScoreError, and log the first one.
 
-    Validations call the metric itself (``inspect.unwrap``), and name the image with the reason.
+    Validations call the undecorated metric (``inspect.unwrap``), to name the image and the reason.
     """
     has_warned = False
 
@@ -66,7 +66,7 @@ def nan_if_undefined(metric: Callable) -> Callable:
             return metric(*args, **kwargs)
         except UndefinedScoreError as error:
             if not has_warned:
-                logger.warning('%s The score is NaN (said once).', error)
+                logger.warning('%s The score is NaN (logged once).', error)
             has_warned = True
         img = args[0] if args else kwargs['img']
         return (
@@ -79,7 +79,7 @@ def nan_if_undefined(metric: Callable) -> Callable:
 
 
 def crop(imgs: Any, border: int) -> Any:
-    """As ``crop_border``, of images that may be too small."""
+    """As ``crop_border``, for images that may be too small to have a score."""
     try:
         return crop_border(imgs, border)
     except UserError as error:

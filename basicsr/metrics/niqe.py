@@ -29,7 +29,7 @@ from .metric_util import (
     to_y_channel,
 )
 
-# To the neighbours of a pixel whose products are looked at: beside, below, on both diagonals.
+# Shifts to the neighbours of a pixel whose products are used: beside, below, on both diagonals.
 SHIFTS = ((0, 1), (1, 0), (1, 1), (1, -1))
 
 
@@ -107,7 +107,7 @@ def calculate_niqe(
     """NIQE with the pristine model of its authors; lower is better.
 
     Model and steps are those of the authors' release, on the rounded luma. MATLAB's built-in
-    ``niqe`` has a model of its own and gives other values.
+    ``niqe`` has another model and gives other values.
 
     Args:
         img: BGR or gray image in [0, 255]; uint16 is scaled to that range.
@@ -151,7 +151,7 @@ def _normalise(img: np.ndarray, window: np.ndarray) -> np.ndarray:
     mean = blur(img)
     deviation = np.sqrt(np.abs(blur(img * img) - mean * mean))
     difference = img - mean
-    # Of a flat region rounding leaves about 1e-14, whose sign would enter the fit.
+    # Rounding leaves about 1e-14 in flat regions, whose sign would enter the fit.
     difference[np.abs(difference) < 1e-9] = 0
     return difference / (deviation + 1)
 
@@ -192,7 +192,7 @@ def _fit_aggd(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
         ratio = np.abs(flat).mean(1) ** 2 / squares.mean(1)
         ratio *= (skew**3 + 1) * (skew + 1) / (skew**2 + 1) ** 2
 
-    # The ratio grows with the shape, so the midpoints of its values part the candidates. NaN
+    # The ratio grows with the shape, so the nearest candidate is found between midpoints. NaN
     # becomes the first one, as in the authors' code.
     ratios = gamma2**2 / (gamma1 * gamma3)
     nearest = np.searchsorted((ratios[1:] + ratios[:-1]) / 2, np.nan_to_num(ratio))

@@ -5,9 +5,9 @@ From Error Visibility to Structural Similarity" (2004), https://doi.org/10.1109/
 
 ``calculate_psnr`` and ``calculate_ssim`` take numpy images in [0, 255], the ``_pt`` versions
 tensors in [0, 1]. All cut ``crop_border`` pixels off each side, then take the luma (BT.601, from 16
-to 235) if ``test_y_channel`` is set and there are three channels, and then compute in float64. An
-image that is too small for ``crop_border``, or for the window of SSIM, has the score NaN, of which
-the first one is logged.
+to 235) if ``test_y_channel`` is set and there are three channels, and then compute in float64. The
+score of an image that is too small for ``crop_border``, or for the window of SSIM, is NaN; the
+first such image is logged.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from .metric_util import (
 
 _WINDOW = 11
 _SIGMA = 1.5
-_STRIP = 64  # rows that are computed at a time: their planes stay in the processor's cache
+_STRIP = 64  # rows computed at a time, so that their planes stay in the processor's cache
 _C1 = (0.01 * 255) ** 2
 _C2 = (0.03 * 255) ** 2
 
@@ -56,7 +56,7 @@ def calculate_psnr(
     """Peak signal-to-noise ratio in dB; infinite for equal images.
 
     Args:
-        img, img2: Images of one shape in [0, 255], BGR or gray; uint16 is scaled to that range.
+        img, img2: Images of equal shape in [0, 255], BGR or gray; uint16 is scaled to that range.
         crop_border: Pixels to leave out at each side.
         input_order: 'HWC' or 'CHW'.
         test_y_channel: Compare the luma.
@@ -78,7 +78,7 @@ def calculate_psnr_pt(
     """Peak signal-to-noise ratio in dB of each sample, (n,) float64; 80 for equal images.
 
     Args:
-        img, img2: Tensors (n, c, h, w) of one shape, RGB or gray, in [0, 1].
+        img, img2: Tensors (n, c, h, w) of equal shape, RGB or gray, in [0, 1].
         crop_border: Pixels to leave out at each side.
         test_y_channel: Compare the luma.
     """
@@ -179,7 +179,7 @@ def _ssim_sums(
 ) -> list[float]:
     """Sums of the SSIM of the windows of each strip (channel, first row).
 
-    All arithmetic is in place, for making arrays would take longer than that.
+    All arithmetic is in place, since allocating arrays would take longer.
     """
     kernel, margin = _gaussian(), _WINDOW // 2
     memory = np.empty((5, _STRIP + 2 * margin, img.shape[1]))
@@ -193,10 +193,10 @@ def _ssim_sums(
         squares += np.multiply(y, y, out=spare)
         np.multiply(x, y, out=product)
         planes = x, y, squares, product
-        means = spare, x, y, squares  # each in place of the plane that is done with
+        means = spare, x, y, squares  # each overwrites a plane that is no longer needed
         for plane, mean in zip(planes, means, strict=True):
             cv2.sepFilter2D(plane, -1, kernel, kernel, mean)
-        # Whole rows, which numpy is quicker with, though windows at their ends leave the image.
+        # Whole rows are faster in numpy, although windows at their ends extend beyond the image.
         inside = (plane[margin:-margin] for plane in (*means, product))
         mean_x, mean_y, mean_squares, mean_product, result = inside
         np.multiply(mean_x, mean_y, out=result)

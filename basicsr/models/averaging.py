@@ -147,7 +147,7 @@ def _first_iteration(start: int | float, total_iter: int) -> int:
     first = max(1, round(start * total_iter)) if start < 1 else int(start)
     if first > total_iter or (start >= 1 and first != start):
         raise UserError(
-            f'train.swa.start is {start}: give a share of the run below 1, or a whole iteration up '
+            f'train.swa.start is {start}: give a fraction of the run below 1, or an iteration up '
             f'to train.total_iter, {total_iter}.'
         )
     return first
@@ -189,7 +189,7 @@ class PowerAverages(Average):
         if state['lengths'] != self.lengths:
             raise UserError(
                 f'train.posthoc_ema: the run that is resumed has the lengths {state["lengths"]}, '
-                f'not {self.lengths}. They stay as they are from the first iteration on.'
+                f'not {self.lengths}. They cannot be changed within a run.'
             )
         for network, average in zip(self.networks, state['averages'], strict=True):
             network.load_state_dict(average)
@@ -226,7 +226,7 @@ def finish_swa(model: Any, batches: Iterator[Mapping[str, Any]], schedule: Sched
 
     Args:
         batches: The training batches after the last step.
-        schedule: Of the batches of all ranks.
+        schedule: The sizes of the batches of all ranks.
     """
     for label, averages in model.averages.items():
         for average in averages:

@@ -110,7 +110,7 @@ class BaseModel(SavedNetworks):
     def mix_batch(self) -> None:
         """Mix the samples of the batch before a step (``train.mixing``)."""
         if self.mixing is not None:
-            raise UserError(f'train.mixing: {type(self).__name__} does not say what it mixes.')
+            raise UserError(f'train.mixing: {type(self).__name__} does not define mix_batch.')
 
     def feed_data(self, data: Mapping[str, Any]) -> None:
         """Move a batch to the device and store it in the attributes of ``batch_tensors``."""

@@ -1,16 +1,24 @@
-"""Learning-rate schedulers with restarts: multi-step decay and cosine annealing."""
+"""Learning-rate schedulers with restarts, and building any scheduler from options."""
 
+import logging
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from basicsr.utils.errors import CheckError
+from basicsr.utils.errors import ArgumentError, CheckError, UserError
+from basicsr.utils.registry import argument_problems, wrong_kinds
+from basicsr.utils.text import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+_OF_SCHEDULERS = ('SequentialLR', 'ChainedScheduler')
 
 
 class MultiStepRestartLR(LRScheduler):
@@ -91,3 +99,76 @@ class CosineAnnealingRestartLR(LRScheduler):
         elapsed = self.last_epoch - (self.cumulative_period[index] - period)
         share = 0.5 * (1 + math.cos(math.pi * min(elapsed / period, 1)))
         return [self.eta_min + weight * share * (rate - self.eta_min) for rate in self.base_lrs]
+
+
+def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
+    """A scheduler of this package or of ``torch.optim.lr_scheduler``, stepped once per iteration.
+
+    ``SequentialLR`` and ``ChainedScheduler`` have ``schedulers``, a list of such options.
+
+    Raises:
+        ValueError: There is no such scheduler, or it cannot be built from the options.
+    """
+    if problems := scheduler_problems(options):
+        raise UserError(f'train.scheduler: {" ".join(problems)}')
+    options = dict(options)
+    name = options.pop('type')
+    schedule = _schedulers()[name]
+    try:
+        if name in _OF_SCHEDULERS:
+            inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
+            parts = {'schedulers': inner, 'optimizer': optimizer}
+            return schedule(**parts, **options)
+        return schedule(optimizer, **options)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f'train.scheduler: {error}, while building {name} from {options}'
+        ) from error
+
+
+def warn_of_early_end(options: Mapping[str, Any], total_iter: int) -> None:
+    """Warn if the periods of a schedule end before the run."""
+    last = sum(options.get('periods', []))
+    if 0 < last < total_iter:
+        logger.warning(
+            'train.scheduler: the periods end after %d of %d iterations; from there on the '
+            'learning rate stays at its minimum.',
+            *(last, total_iter),
+        )
+
+
+def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
+    """What keeps ``build_scheduler`` from building these options."""
+    name, known = options.get('type'), _schedulers()
+    if name is None:
+        return [f'needs a type, got {dict(options)}.']
+    if name == 'ReduceLROnPlateau':
+        return [
+            'ReduceLROnPlateau follows a score, but learning rates here follow the iteration; use '
+            'MultiStepLR.'
+        ]
+    if name not in known:
+        return [f"'{name}' is unknown{did_you_mean(name, known)} There are {', '.join(known)}."]
+    given = [key for key in options if key != 'type']
+    problems = argument_problems(known[name], given, ('optimizer',))
+    problems += [f'{key} {problem}' for key, problem in wrong_kinds(known[name], options)]
+    inner = options.get('schedulers')
+    if name in _OF_SCHEDULERS and isinstance(inner, list):
+        problems += [problem for part in inner for problem in scheduler_problems(part)]
+    return problems
+
+
+def _schedulers() -> dict[str, type]:
+    """Scheduler classes by the names that options use."""
+    known = {
+        key: value
+        for key, value in vars(lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, LRScheduler)
+    }
+    for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
+        known.pop(unusable, None)
+    return known | {
+        'MultiStepLR': MultiStepRestartLR,  # equal without restarts
+        'MultiStepRestartLR': MultiStepRestartLR,
+        'CosineAnnealingRestartLR': CosineAnnealingRestartLR,
+    }

@@ -23,16 +23,15 @@ from .averaging import (
     let_swa_take_over,
     move_average,
 )
+from .lr_scheduler import build_scheduler, warn_of_early_end
 from .optimization import (
     align_state,
     build_optimizer,
-    build_scheduler,
     check_freeze,
     check_group_arguments,
     described_optimizer,
     has_two_weights,
     learning_rate_factor,
-    warn_of_early_end,
 )
 from .preparation import prepare_for_training, use_channels_last, wrapped
 
@@ -56,7 +55,7 @@ class Networks:
         self.channels_last = None if layout == 'auto' else layout
         self._placed: list[nn.Module] = []  # networks passed to model_to_device
         self._trained_by: dict[str, list[str]] = {}  # labels of networks, by label of the optimizer
-        self._keys_in: dict[str, set[str | None]] = {}  # of files of weights, those of state dicts
+        self._keys_in: dict[str, set[str | None]] = {}  # keys of state dicts, by file of weights
         self._has_moved_ema = False
         self._averaged_at = 0  # iteration
 
@@ -101,7 +100,7 @@ class Networks:
     def adopt_ema(self, label: str) -> None:
         """Register ``net_<label>_ema``, also one that a subclass has built, as an average.
 
-        From then on it is updated unless ``model_ema`` has been called in an iteration, and saved.
+        From then on it is saved, and updated in each iteration that does not call ``model_ema``.
         """
         net, train_opt = getattr(self, f'net_{label}_ema', None), self.opt['train']
         averages = self.averages.setdefault(label, [])
@@ -123,7 +122,7 @@ class Networks:
         if swa:
             average = StochasticAverage(self._copy_of(label), swa, train_opt['total_iter'])
             averages.append(average)
-            logger.info('SWA: the weights from iteration %d on enter.', average.start)
+            logger.info('SWA: averages the weights from iteration %d on.', average.start)
         if lengths:
             lengths = [0.05, 0.1] if lengths is True else lengths
             averages.append(PowerAverages(lengths, lambda: self._copy_of(label)))
@@ -217,9 +216,9 @@ class Networks:
 
         Args:
             strict: All keys and shapes must match; otherwise only matching ones are loaded.
-            param_key: Key inside the file, or the name that those of one of several networks in it
-                begin with; None for a bare state dict. If the file has another of the usual keys
-                instead, that one is used and logged.
+            param_key: Key inside the file, or the prefix of the names of one of several networks in
+                it; None for a bare state dict. If the file has another of the usual keys instead,
+                that one is used, with a warning.
 
         Raises:
             FileNotFoundError: No such file.
@@ -369,9 +368,7 @@ def build_sharding(opt: Mapping[str, Any], device: torch.device) -> Any:
         logger.info('train.sharding has no effect: this is the only process.')
         return None
     if train_opt.get('channels_last'):
-        raise UserError(
-            'train.sharding cuts weights whose memory is contiguous: leave channels_last out.'
-        )
-    from .sharding import Sharding  # which takes a second to import
+        raise UserError('train.sharding needs contiguous weights: leave channels_last out.')
+    from .sharding import Sharding  # takes a second to import
 
     return Sharding(device)

@@ -1,4 +1,4 @@
-"""Build optimizers, parameter groups and learning-rate schedules from options."""
+"""Build optimizers and parameter groups from options."""
 
 import inspect
 import logging
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
-from torch.optim import lr_scheduler as torch_lr_scheduler
 
 from basicsr.data import gpus_per_process
 from basicsr.data.progressive import training_stages
@@ -21,23 +20,20 @@ from basicsr.utils.errors import ArgumentError, UserError
 from basicsr.utils.registry import argument_problems, import_name, wrong_kinds
 from basicsr.utils.text import did_you_mean
 
-from . import lr_scheduler
-
 logger = logging.getLogger(__name__)
 
 # Options of every optimizer that are not arguments of its class.
 _OWN_ARGUMENTS = {'groups', 'decay_norms'}
-_OF_SCHEDULERS = ('SequentialLR', 'ChainedScheduler')
 # Arguments of an optimizer that choose how it computes.
 _IMPLEMENTATIONS = {'fused', 'foreach', 'capturable', 'differentiable'}
-_TRAINED = 'trained_weight'  # in the state of a parameter whose gradient is taken at another point
+_TRAINED = 'trained_weight'  # key in the state of schedule-free optimizers
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def build_optimizer(name: str, params: Iterable, **options: Any) -> Optimizer:
     """An optimizer of ``torch.optim`` by the name of its class, or any other as ``module:Class``.
 
-    Its fused implementation is taken where there is one, unless an option chooses another.
+    Its fused implementation is used where there is one, unless an option chooses another.
 
     Args:
         params: Parameters, or groups of them.
@@ -91,7 +87,7 @@ def align_state(optimizers: Iterable[Optimizer]) -> None:
 
 @torch.no_grad()
 def train_weights(optimizers: Iterable[Optimizer]) -> None:
-    """Give networks back the weights that are trained."""
+    """Restore the weights in training, after ``evaluation_weights``."""
     for optimizer in filter(has_two_weights, optimizers):
         optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
         for parameter, state in optimizer.state.items():
@@ -104,9 +100,9 @@ def evaluation_weights(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Within the block networks have the weights to evaluate and save.
 
     Schedule-free optimizers (Aaron Defazio et al., "The Road Less Scheduled", NeurIPS 2024,
-    https://arxiv.org/abs/2405.15682) take gradients elsewhere, and have ``train`` and ``eval``
-    to switch between them. Switching rounds: the trained weights are kept in the optimizer's state,
-    and so in a training state that is saved within the block.
+    https://arxiv.org/abs/2405.15682) take gradients at other weights, and switch with ``train`` and
+    ``eval``. Switching back and forth rounds, so the trained weights are kept in the optimizer's
+    state, and thus in a training state that is saved within the block.
     """
     optimizers = list(optimizers)
     for optimizer in filter(has_two_weights, optimizers):
@@ -164,7 +160,7 @@ def _build_muon(
     if not matrices:
         raise UserError(
             'Muon trains matrices, the weights of linear layers, and this network has none: its '
-            'convolutions are not matrices. Take AdamW, or an optimizer of yours as module:Class.'
+            'convolutions are not matrices. Use AdamW, or your own optimizer as module:Class.'
         )
     parts = [_build(torch.optim.Muon, matrices, options)]
     if rest:
@@ -179,7 +175,7 @@ def _build_muon(
 
 
 def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
-    """What keeps an optimizer from being built of the options ``train.optim_g`` or another."""
+    """What keeps an optimizer from being built from its options, such as ``train.optim_g``."""
     if not isinstance(options.get('type'), str):
         return ['needs a type, such as {type: Adam, lr: 1e-4}.']
     try:
@@ -195,7 +191,7 @@ def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
     for part in parts:
         rate = part.get('lr', options.get('lr'))
         if isinstance(rate, str):
-            problems.append(f"lr is the text '{rate}': write the number without quotes.")
+            problems.append(f"lr is the string '{rate}': write the number without quotes.")
         elif (
             isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf
         ):
@@ -240,7 +236,7 @@ def check_group_arguments(optimizer: Optimizer, groups: list[dict], key: str) ->
 
 
 def learning_rate_factor(opt: Mapping[str, Any]) -> float:
-    """What ``train.scale_lr`` multiplies the learning rates by, for this run's batch."""
+    """The factor of all learning rates by ``train.scale_lr``, for the batch of this run."""
     rule = opt['train'].get('scale_lr')
     if not rule:
         return 1.0
@@ -280,9 +276,9 @@ def parameter_groups(net: nn.Module, options: dict[str, Any]) -> tuple[list[dict
     """The trained parameters of a network in groups, and the options without those for the groups.
 
     Args:
-        options: Of an optimizer. ``groups``: a list of ``{pattern, lr, weight_decay, …}``; a
-            parameter is in the first group whose pattern (a regular expression) is found in its
-            name, else in the rest. ``decay_norms: false``: norms and biases have no weight decay.
+        options: The options of an optimizer. ``groups``: a list of ``{pattern, lr, weight_decay,
+            …}``; a parameter is in the first group whose pattern (a regular expression) is found in
+            its name, else in the rest. ``decay_norms: false``: norms and biases do not decay.
     """
     options = dict(options)
     described = options.pop('groups', None) or []
@@ -331,31 +327,6 @@ def _norms_and_biases(net: nn.Module) -> set[str]:
     return names
 
 
-def build_scheduler(optimizer: Optimizer, options: Mapping[str, Any]) -> Any:
-    """A schedule of ours or of ``torch.optim.lr_scheduler``, stepped once an iteration.
-
-    ``SequentialLR`` and ``ChainedScheduler`` have ``schedulers``, a list of such options.
-
-    Raises:
-        ValueError: There is no such schedule, or it cannot be built of the options.
-    """
-    if problems := scheduler_problems(options):
-        raise UserError(f'train.scheduler: {" ".join(problems)}')
-    options = dict(options)
-    name = options.pop('type')
-    schedule = _schedulers()[name]
-    try:
-        if name in _OF_SCHEDULERS:
-            inner = [build_scheduler(optimizer, part) for part in options.pop('schedulers')]
-            parts = {'schedulers': inner, 'optimizer': optimizer}
-            return schedule(**parts, **options)
-        return schedule(optimizer, **options)
-    except (LookupError, TypeError, ValueError) as error:
-        raise ArgumentError(
-            f'train.scheduler: {error}, while building {name} from {options}'
-        ) from error
-
-
 def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Module]) -> None:
     """Refuse entries of ``train.freeze`` that match no parameter of the networks."""
     names = [name for net in nets.values() for name, _ in net.named_parameters()]
@@ -366,50 +337,3 @@ def check_freeze(rules: Iterable[Mapping[str, Any]], nets: Mapping[str, nn.Modul
             raise UserError(f"train.freeze: pattern '{rule['pattern']}': {error}.") from error
         if not found:
             raise UserError(f"train.freeze: no parameter has '{rule['pattern']}' in its name.")
-
-
-def warn_of_early_end(options: Mapping[str, Any], total_iter: int) -> None:
-    """Warn if the periods of a schedule end before the run."""
-    last = sum(options.get('periods', []))
-    if 0 < last < total_iter:
-        logger.warning(
-            'train.scheduler: the periods end after %d of %d iterations; from there on the '
-            'learning rate stays at its minimum.',
-            *(last, total_iter),
-        )
-
-
-def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
-    """What keeps ``build_scheduler`` from building these options."""
-    name, known = options.get('type'), _schedulers()
-    if name is None:
-        return [f'needs a type, got {dict(options)}.']
-    if name == 'ReduceLROnPlateau':
-        return [
-            'ReduceLROnPlateau follows a score, and schedules here the iteration; take MultiStepLR.'
-        ]
-    if name not in known:
-        return [f"'{name}' is unknown{did_you_mean(name, known)} There are {', '.join(known)}."]
-    given = [key for key in options if key != 'type']
-    problems = argument_problems(known[name], given, ('optimizer',))
-    problems += [f'{key} {problem}' for key, problem in wrong_kinds(known[name], options)]
-    inner = options.get('schedulers')
-    if name in _OF_SCHEDULERS and isinstance(inner, list):
-        problems += [problem for part in inner for problem in scheduler_problems(part)]
-    return problems
-
-
-def _schedulers() -> dict[str, type]:
-    """The schedules by the names that options give them."""
-    known = {
-        key: value
-        for key, value in vars(torch_lr_scheduler).items()
-        if isinstance(value, type) and issubclass(value, torch_lr_scheduler.LRScheduler)
-    }
-    for unusable in ('LRScheduler', '_LRScheduler', 'ReduceLROnPlateau'):
-        known.pop(unusable, None)
-    return known | {
-        'MultiStepLR': lr_scheduler.MultiStepRestartLR,  # equal without restarts
-        'MultiStepRestartLR': lr_scheduler.MultiStepRestartLR,
-        'CosineAnnealingRestartLR': lr_scheduler.CosineAnnealingRestartLR,
-    }

@@ -88,8 +88,8 @@ def load_snapshot(models: str | Path, iteration: int, label: str = 'g') -> dict[
     file = snapshot_file(models, iteration, label)
     if not file.is_file():
         raise FileNotFoundError(
-            f'train.posthoc_ema: no {file}. Its averages begin with the first iteration: put the '
-            'file back, or leave the option out.'
+            f'train.posthoc_ema: no {file}. Its averages must begin with the first iteration: '
+            'restore the file, or leave the option out.'
         )
     content = load_checkpoint(file)
     if not _is_snapshot(content):
@@ -128,7 +128,7 @@ def write_averages(
         lengths: Lengths of the averages.
         target: Output file; with several lengths, each is appended to its name.
         iteration: The last iteration of the averages; default: that of the last snapshot.
-        overwrite: Replace files that are there.
+        overwrite: Replace existing files.
 
     Returns:
         A line for each file that describes its average.
@@ -161,7 +161,7 @@ def write_averages(
 def _targets(target: Path, lengths: Sequence[float], overwrite: bool) -> list[Path]:
     """The output file for each length; none may exist yet, unless it is to be overwritten."""
     if target.suffix not in ('.pth', '.safetensors'):
-        raise UserError(f"-o '{target}' is no name of a network: give FILE.pth or .safetensors.")
+        raise UserError(f"-o '{target}' must end in .pth or .safetensors.")
     files = [target]
     if len(lengths) > 1:
         files = [target.with_name(f'{target.stem}_{x:g}{target.suffix}') for x in lengths]
@@ -211,7 +211,7 @@ def _fit(
     ]
     raise UserError(
         f'length {length:g}: the profile is missed by {error:.0%} with {len(set(ends))} snapshots; '
-        f'lengths that they give: {", ".join(good) or "none"}. Choose one of these, or store '
+        f'they can give the lengths: {", ".join(good) or "none"}. Choose one of these, or store '
         'snapshots more often (logger.save_checkpoint_freq).'
     )
 
@@ -230,7 +230,7 @@ def _add_up(
         if snapshot['lengths'] != newest['lengths'] or _shapes(snapshot) != _shapes(newest):
             raise UserError(
                 f'{file} is of another network, or of other lengths, than that of iteration '
-                f'{iterations[-1]}: move the files of another run away.'
+                f'{iterations[-1]}: move away the files of other runs.'
             )
         for index, average in enumerate(snapshot['averages']):
             for total, row in zip(sums, shares, strict=True):

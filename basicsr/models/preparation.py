@@ -49,7 +49,7 @@ def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
     except (LookupError, TypeError, RuntimeError) as error:
         reason = str(error).partition('\n')[0]
         raise UserError(
-            f'train.compile: {options} are no arguments of torch.compile: {reason}'
+            f'train.compile: {options} are not arguments of torch.compile: {reason}'
         ) from error
 
 
@@ -159,7 +159,9 @@ def _checkpoint_chains(net: nn.Module) -> None:
     for block in blocks:  # patch the class, not the instance: replicas on other GPUs share it
         block.__class__ = _checkpointed(type(block))
     if blocks:
-        logger.info('The inside of %d blocks is computed again in the backward pass.', len(blocks))
+        logger.info(
+            'The activations of %d blocks are recomputed in the backward pass.', len(blocks)
+        )
         return
     logger.warning(
         'train.checkpoint_activations has no effect on %s: it has no chain of blocks '
@@ -219,7 +221,7 @@ def warn_of_own_step(model: Any) -> None:
 
 
 def warn_of_own_results(model: Any) -> None:
-    """Warn of options of ``val`` that a model which restores in its own way may not honour."""
+    """Warn of options of ``val`` that a model with its own way of restoring may ignore."""
     hooks: dict[str, tuple[str, ...]] = dict.fromkeys(('tile', 'tile_overlap'), ('results', 'test'))
     hooks['self_ensemble'] = ('results', 'test_selfensemble')
     for key, names in hooks.items():

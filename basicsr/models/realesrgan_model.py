@@ -1,4 +1,4 @@
-"""Adversarial training on images that are degraded as they are needed: Real-ESRGAN's second stage.
+"""Adversarial training on images degraded on the fly: Real-ESRGAN's second stage.
 
 Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan, "Real-ESRGAN: Training Real-World Blind
 Super-Resolution with Pure Synthetic Data" (2021), https://arxiv.org/abs/2107.10833
@@ -20,7 +20,7 @@ class RealESRGANModel(BlindDegradation, SRGANModel):
 
     ``l1_gt_usm`` (true), ``percep_gt_usm`` (true) and ``gan_gt_usm`` (false) at top level choose
     whether the pixel, the perceptual and the adversarial loss see the sharpened GT; LDL sees the
-    plain one, and losses of ``train.losses`` what the pixel loss does.
+    plain one, and ``train.losses`` see the same as the pixel loss.
     """
 
     def _check_options(self, opt: dict) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from basicsr.data.progressive import crop_sizes
-from basicsr.data.second_order import check_options, compile_jpeg, draw_recipes, make_pairs
+from basicsr.data.recipes import check_options, draw_recipes
+from basicsr.data.second_order import compile_jpeg, make_pairs
 from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.dist_util import gather_on_master, get_dist_info
 from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.img_process_util import USMSharp
-from basicsr.utils.logger import keep_rows
+from basicsr.utils.json_lines import keep_rows
 from basicsr.utils.option_section import flag, place_of
 from basicsr.utils.option_tables import DEGRADATION_OPTIONS
 from basicsr.utils.registry import MODEL_REGISTRY
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 class TrainingPairPool:
     """A pool of ``size`` pairs from earlier batches; once full, batches are drawn from it.
 
-    It gives batches with varied degradations where the samples of a batch share one
+    It varies the degradations within a batch when the samples of a batch share one
     (``share_degradation``).
 
     Attributes:
@@ -68,7 +69,7 @@ class TrainingPairPool:
         return {'lq': _as_bytes(self.lq), 'gt': _as_bytes(self.gt)}
 
     def load_state_dict(self, state: Mapping[str, Tensor | None], gt_size: int | None) -> bool:
-        """Restore saved pairs; returns False if their number or size does not fit this pool."""
+        """Restore saved pairs; returns False if their number or size does not match this pool."""
         lq, gt = (_as_floats(state[key]) for key in ('lq', 'gt'))
         if gt is not None and (len(gt) > self.size or gt.shape[-1] != gt_size):
             return False
@@ -203,7 +204,7 @@ class BlindDegradation(BaseModel):
         drawn = [json.loads(text) for text in data.get('recipe', [])]
         seeds = [recipe['seed'] for recipe in drawn] or None
         recipes = draw_recipes(self.degradation, len(gt), seeds, self.shares)
-        if drawn:  # what the kernels were drawn from, and in stages the size of the patches
+        if drawn:  # with the parameters of the kernels and, with stages, the size of the patches
             recipes = [its | recipe for its, recipe in zip(drawn, recipes, strict=True)]
         lq, gt = make_pairs(gt, kernels, recipes, self.degradation, self.usm_sharpener)
         return {**data, 'lq': lq, 'gt': gt, 'recipe': recipes}
@@ -233,11 +234,11 @@ class BlindDegradation(BaseModel):
             return
         size = next(iter(crop_sizes(self.degradation)), None)
         if len(pools) != world_size or not self.pool.load_state_dict(pools[rank], size):
-            logger.warning('The pool of training pairs begins empty: the state has no such one.')
+            logger.warning('The pool of training pairs starts empty: the state has none that fits.')
         self.pool.to(self.device)
 
     def drop_later_files(self, iteration: int) -> None:
-        """Also remove the recipes of later samples, of all ranks including former ones."""
+        """Also remove the recipes of later samples, of ranks that no longer exist too."""
         super().drop_later_files(iteration)
         for file in Path(self.opt['path']['experiments_root']).glob('recipes_*.jsonl'):
             keep_rows(file, 'sample', lambda row: row['sample'] < self.samples_seen)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from basicsr.utils.checkpoint import BackgroundSaver, copy_to_cpu, description
+from basicsr.utils.background_saver import BackgroundSaver, copy_to_cpu
+from basicsr.utils.checkpoint import description
 from basicsr.utils.checkpoint_series import CheckpointSeries, set_aside_later
 from basicsr.utils.dist_util import from_master, get_dist_info
 from basicsr.utils.errors import UserError
@@ -25,7 +26,7 @@ class SavedNetworks(Networks):
     Attributes:
         saver: A BackgroundSaver, set by the training loop so that checkpoints do not block it;
             None writes them synchronously.
-        checkpoints: What is kept of the files of the run.
+        checkpoints: Writes the files of the run, and prunes them.
     """
 
     best_metric_results: dict[str, dict[str, dict[str, Any]]]
@@ -50,8 +51,8 @@ class SavedNetworks(Networks):
         """Write the networks and, unless ``current_iter`` is -1, the training state."""
         if not self.labels:
             raise NotImplementedError(
-                f'{type(self).__name__} has neither networks of add_network, which are saved by '
-                'themselves, nor a save of its own.'
+                f'{type(self).__name__} has neither networks from add_network, which are saved '
+                'automatically, nor its own save.'
             )
         for label in self.labels:
             self.save_label(label, current_iter)
@@ -97,7 +98,7 @@ class SavedNetworks(Networks):
         self._write(content, path)
 
     def _description(self, label: str) -> dict[str, Any]:
-        """What a file says of the network of a label, as an entry of that file."""
+        """The description of a network, as an entry of its file."""
         options = self.opt.get(f'network_{label}')
         if label not in self._described:
             described = description(options, self.opt.get('scale')) if options else None
@@ -160,7 +161,7 @@ class SavedNetworks(Networks):
             state.resume(self, resume_state)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
             reason = f'{type(error).__name__}: {error}'
-            raise UserError(f'the training state has what no run saves ({reason}).') from error
+            raise UserError(f'the training state has invalid entries ({reason}).') from error
         self.load_extra_state(resume_state)
 
     def drop_later_files(self, iteration: int) -> None:

@@ -64,7 +64,7 @@ class Sharding:
             name = 'Muon' if name == 'JointOptimizer' else name
             raise UserError(
                 f'train.sharding: {name} needs whole tensors, and every process has a part of '
-                'each. Take AdamW, or leave sharding out.'
+                'each. Use AdamW, or leave sharding out.'
             )
         optimizer.register_load_state_dict_pre_hook(_cut_state)
         return optimizer

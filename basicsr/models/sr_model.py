@@ -91,8 +91,8 @@ class SRModel(BaseModel):
         for name, loss in {**vars(self), **self.cri_others}.items():
             if self.stepper.accumulate > 1 and getattr(loss, 'reduction', 'mean') == 'sum':
                 raise UserError(
-                    f'train.accumulate takes means of losses, and {name} is a sum: leave '
-                    'reduction: sum out, and raise its loss_weight.'
+                    f'train.accumulate averages losses over micro-batches, and {name} is a sum: '
+                    'leave reduction: sum out, and raise its loss_weight.'
                 )
 
     def target(self, loss: str) -> Tensor:

@@ -58,7 +58,7 @@ class SRGANModel(SRModel):
             value = getattr(self, name)
             if type(value) is not int or value < lowest:
                 raise UserError(
-                    f'train.{name} must be a whole number, at least {lowest}, got {value!r}.'
+                    f'train.{name} must be an integer of at least {lowest}, got {value!r}.'
                 )
         self.g_losses: OrderedDict[str, Any] = OrderedDict()
         super().init_training_settings()
@@ -83,7 +83,7 @@ class SRGANModel(SRModel):
         self.cri_gan = self._build_loss(train_opt['gan_opt'])
         if not is_adversarial(self.cri_gan):
             raise UserError(
-                f'train.gan_opt: {type(self.cri_gan).__name__} is no adversarial loss, such as '
+                f'train.gan_opt: {type(self.cri_gan).__name__} is not an adversarial loss, such as '
                 'GANLoss.'
             )
         self.cri_ldl = None

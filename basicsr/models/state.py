@@ -203,19 +203,19 @@ def resume(model: Any, state: Mapping[str, Any]) -> None:
 
 
 def _completed(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """A state of BasicSR 1.x with the entries that a resume needs beside its own.
+    """A state of BasicSR 1.x with the additional entries that a resume needs.
 
-    There the rate of a warm-up replaced the scheduled one, which is not stored during it; and
-    releases of torch have given optimizers further arguments since.
+    BasicSR 1.x overwrote the scheduled rate during the warm-up, so it is not stored; and newer
+    releases of torch have added arguments to optimizers.
 
     Raises:
-        ValueError: It is one of other optimizers or schedulers.
+        ValueError: It is of other optimizers or schedulers.
     """
     warmup_iter = (model.opt.get('train') or {}).get('warmup_iter', -1)
     optimizers = []
     for optimizer, saved in zip(model.optimizers, state['optimizers'], strict=True):
         own, groups = optimizer.param_groups, saved['param_groups']
-        if len(own) == len(groups):  # else torch says so
+        if len(own) == len(groups):  # else torch reports it
             for pair in zip(own, groups, strict=True):
                 _check_kind(optimizer, *pair)
             groups = [{**mine, **theirs} for mine, theirs in zip(own, groups, strict=True)]
@@ -228,7 +228,7 @@ def _completed(state: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def _check_kind(part: Any, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Compare the names of what an optimizer or scheduler holds with those in a state."""
+    """Compare the names of an optimizer's or scheduler's entries with those in a state."""
     names = {name for name in saved.keys() - own.keys() if not name.startswith('_')}
     unknown = sorted(names - {'initial_lr', 'verbose'})
     if unknown:
@@ -268,7 +268,7 @@ def _listed(types: Mapping[str, list[str]]) -> str:
 
 
 def _without_functions(state: Any) -> Any:
-    """A scheduler's state without functions, which some schedulers hold but a file cannot."""
+    """A scheduler's state without functions, which some schedulers hold but files cannot."""
     if type(state) is dict:
         return {k: _without_functions(v) for k, v in state.items() if not inspect.isroutine(v)}
     return [_without_functions(v) for v in state] if type(state) is list else state

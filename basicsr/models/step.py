@@ -218,7 +218,7 @@ class Stepper:
             raise UserError(
                 f'{type(optimizer).__name__} compares gradients with each other, so it cannot be '
                 'combined with train.amp: fp16, which scales them, nor with train.clip_grad_norm '
-                'or clip_grad_value. Leave these out, or take bf16.'
+                'or clip_grad_value. Leave these out, or use bf16.'
             )
 
         def gradients_and_loss() -> Tensor:
@@ -267,7 +267,7 @@ class Stepper:
         optimizers and for the first step of momentum, whose buffers fused ones would leave unset.
         """
         begins = not optimizer.state and any(g.get('momentum') for g in optimizer.param_groups)
-        # As GradScaler asks for it.
+        # The attribute by which GradScaler recognises such optimizers.
         if getattr(optimizer, '_step_supports_amp_scaling', False) and not begins:
             scaled: Any = optimizer
             scaled.found_inf, scaled.grad_scale = found, None

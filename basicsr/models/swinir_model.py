@@ -7,7 +7,7 @@ from .sr_model import SRModel
 
 @MODEL_REGISTRY.register()
 class SwinIRModel(SRModel):
-    """Restores images padded to a multiple of the window, and cuts the result."""
+    """Restores images padded to a multiple of the window size, and crops the results."""
 
     @property
     def multiple(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

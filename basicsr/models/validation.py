@@ -23,16 +23,16 @@ from basicsr.metrics.metric import SetScores, mean_of_groups
 from basicsr.utils.dist_util import gather_lists
 from basicsr.utils.figures import side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
-from basicsr.utils.logger import ScalarWriter
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.progress import Preempted, note
 from basicsr.utils.progress_bar import progress_bar
+from basicsr.utils.scalar_writers import ScalarWriter
 from basicsr.utils.text import some
 
 logger = logging.getLogger(__name__)
 
-SAMPLES = 'samples'  # what the results of a model that need no batch are called as a set
+SAMPLES = 'samples'  # name of the set of results that a model makes without a batch
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Validation:
             torch.cuda.set_device(self._gpu)
         tensors, item.tensors = item.tensors, {}
         if not tensors['result'].isfinite().all():
-            item.problem = 'the network gives values that are not finite'
+            item.problem = 'the network gives non-finite values'
             return item
         item.images = {key: tensor2img([value]) for key, value in tensors.items()}
         if self.save_img:

@@ -44,7 +44,7 @@ def modulated_deform_conv(
     Raises:
         ValueError: Channels of ``x``, ``offset`` or ``mask`` do not fit the weight and the groups.
     """
-    from torchvision.ops import deform_conv2d  # here: importing torchvision costs seconds
+    from torchvision.ops import deform_conv2d  # importing torchvision takes seconds
 
     points = deformable_groups * weight.shape[2] * weight.shape[3]
     _check_channels('x', x, weight.shape[1] * groups)
@@ -79,7 +79,7 @@ def deform_conv(
 ) -> Tensor:
     """Convolve ``x`` at shifted points (deformable convolution v1).
 
-    ``im2col_step`` split the batch in compiled kernels of old; it is accepted and has no effect.
+    ``im2col_step`` split the batch in upstream's compiled kernels; here it has no effect.
     """
     return modulated_deform_conv(
         x, offset, None, weight, None, stride, padding, dilation, groups, deformable_groups
@@ -140,7 +140,7 @@ class _DeformConvBase(nn.Module):
         return modulated_deform_conv(x, offset, mask, self.weight, self.bias, *sizes)
 
     def _zero_conv(self, values_per_point: int) -> nn.Conv2d:
-        """A convolution with so many outputs for each sampled point, all zero at the start."""
+        """A zero-initialised convolution with ``values_per_point`` outputs per sampled point."""
         conv = nn.Conv2d(
             self.in_channels,
             self.deformable_groups * values_per_point * math.prod(self.kernel_size),

@@ -1,4 +1,4 @@
-"""Options that are right by themselves and do not go together, found before a training starts."""
+"""Find options that are valid by themselves but do not fit together, before a training starts."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ _WITH_BORDER = ('calculate_psnr', 'calculate_ssim', 'calculate_psnr_pt', 'calcul
 
 
 def contradictions(opt: Mapping[str, Any], datasets: Mapping[str, Any]) -> Iterator[Problem]:
-    """Key path and text of each.
+    """Yield the key path and text of each contradiction.
 
     Args:
         opt: Complete options of a training.
-        datasets: By key; those that could not be built are errors.
+        datasets: Datasets by key; an error in place of one that cannot be built.
     """
     yield from _of_lengths(opt)
     yield from _of_schedule(opt)
@@ -31,7 +31,7 @@ def contradictions(opt: Mapping[str, Any], datasets: Mapping[str, Any]) -> Itera
 
 
 def _of_lengths(opt: Mapping[str, Any]) -> Iterator[Problem]:
-    """What would come after the end of the run."""
+    """Options that would take effect only after the end of the run."""
     train, total = opt['train'], opt['train']['total_iter']
     lengths: dict[tuple[str, ...], tuple[int | None, str]] = {
         ('train', 'warmup_iter'): (train['warmup_iter'], 'the warm-up never ends'),
@@ -94,12 +94,12 @@ def _of_sizes(opt: Mapping[str, Any]) -> Iterator[Problem]:
     window = argument(network, 'window_size') if 'type' in network else None
     for size in filter(None, sizes):
         if size % scale:
-            yield path, f'{size} is no multiple of scale {scale}'
+            yield path, f'{size} is not a multiple of scale {scale}'
         elif isinstance(window, int) and size % (window * scale):
             near = size // (window * scale) * window * scale or window * scale
             yield (
                 path,
-                f'{size} is no multiple of {window * scale}, window_size {window} times scale '
+                f'{size} is not a multiple of {window * scale}, window_size {window} times scale '
                 f'{scale}: crops are padded; {near} is one',
             )
     for name in ('upscale', 'scale'):
@@ -132,7 +132,7 @@ def _of_files(opt: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _of_images(opt: Mapping[str, Any], datasets: Mapping[str, Any]) -> Iterator[Problem]:
-    """Images that networks are both trained and judged on."""
+    """Images that are used both in training and in validation."""
     trained = _images(opt, datasets, 'train')
     for key in datasets:
         shared = sorted(_images(opt, datasets, key) & trained) if key != 'train' else []
@@ -141,7 +141,7 @@ def _of_images(opt: Mapping[str, Any], datasets: Mapping[str, Any]) -> Iterator[
 
 
 def _images(opt: Mapping[str, Any], datasets: Mapping[str, Any], key: str) -> set[str]:
-    """The files of a set, links resolved; none where they are no files."""
+    """The files of a set, with links resolved; empty if its images are not files."""
     options = opt['datasets'].get(key) or {}
     if (options.get('io_backend') or {}).get('type', 'disk') != 'disk':
         return set()

@@ -49,8 +49,8 @@ def share_cores() -> int:
 def report_cores(workers: int, on_gpu: bool) -> None:
     """Log if threads and loader processes oversubscribe the cores, or leave some idle.
 
-    The larger of a rank's numbers of threads and loader processes counts, since one waits for the
-    other. Every rank has to call it.
+    The larger of a rank's numbers of threads and loader processes counts, since either waits for
+    the other. Every rank has to call it.
 
     Args:
         workers: Loader processes per rank.

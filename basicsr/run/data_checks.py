@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _SAMPLES = (
     2  # of a batch, at most: kernels that are compiled treat a single one in a way of its own
 )
-_MOST = 10  # samples that are tried where some may be bad
+_MOST = 10  # samples to try, since some may be bad
 _MOST_LOOKED_AT = 1000  # images of a validation set
 
 
@@ -54,7 +54,7 @@ def try_schedules(model: Any) -> None:
     """Step every schedule at the start, around its milestones and at the end of the run.
 
     Raises:
-        ValueError: It fails there, as it would after days of training.
+        ValueError: It fails, as it would otherwise do after days of training.
     """
     total_iter = model.opt['train']['total_iter']
     for scheduler in model.schedulers:
@@ -63,7 +63,7 @@ def try_schedules(model: Any) -> None:
         state = deepcopy(scheduler.state_dict())
         marks = state.get('milestones') or state.get('_milestones') or ()
         points = {1, 2, 3, total_iter - 1, *(int(m) + i for m in marks for i in (0, 1))}
-        can_jump = 'last_epoch' in state  # of a ChainedScheduler each part counts for itself
+        can_jump = 'last_epoch' in state  # the parts of a ChainedScheduler count by themselves
         try:
             with warnings.catch_warnings(action='ignore'):  # of steps before the optimizer's
                 for point in sorted(p for p in points if 0 < p < total_iter):
@@ -105,8 +105,8 @@ def _warn_of_vain_options(model: Any, loaders: Any) -> None:
 def try_training_batches(model: Any, loader: Any) -> None:
     """Send a small batch of every crop size through the model, without a training step.
 
-    Nothing that a training depends on is changed by that. Datasets of the user's that can be
-    iterated over only once are left alone.
+    This changes nothing that the training depends on. A user's iterable datasets are left alone,
+    as some can be iterated over only once.
 
     Raises:
         ValueError: The network, a loss or the ground truth does not fit the size.
@@ -137,13 +137,13 @@ def _try_batch(model: Any, loader: Any, samples: Iterator[Any]) -> None:
 
 @torch.no_grad()
 def try_batch(model: Any, data: Mapping[str, Any]) -> None:
-    """Restore a batch and compute its losses, without a step and without a trace in the model.
+    """Restore a batch and compute its losses, without a step and without changing the model.
 
-    Models other than those of this package have their own ways with a batch: they are left alone.
+    A user's models may treat a batch in any way, and are left alone.
 
     Raises:
-        ValueError: The network cannot restore images of this size, gives others than the ground
-            truth, or a loss cannot compare them.
+        ValueError: The network cannot restore images of this size, its output does not match the
+            ground truth, or a loss cannot compare them.
     """
     hooks = (type(model).feed_data, type(model).optimize_parameters)
     is_ours = all(hook.__module__.startswith('basicsr.') for hook in hooks)
@@ -190,7 +190,7 @@ def _size(images: Tensor) -> str:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Within the block errors about shapes and values say ``what`` has failed."""
+    """Let errors about shapes and values in the block say ``what`` has failed."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -203,7 +203,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def _usable_samples(dataset: Any) -> Iterator[Any]:
-    """Samples of a map-style training set; bad images are passed over where the run would do so."""
+    """Samples of a map-style training set; bad images are skipped where the run would skip them."""
     for index in range(min(_MOST, len(dataset))):
         try:
             yield dataset.dataset[index]
@@ -213,7 +213,7 @@ def _usable_samples(dataset: Any) -> Iterator[Any]:
 
 
 def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
-    """Compute the metrics of this package between a GT of every validation set and itself.
+    """Compute this package's metrics between a GT image of every validation set and itself.
 
     Raises:
         ValueError: A metric can be computed for none of the first images.
@@ -228,7 +228,7 @@ def try_metrics(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
 
 
 def _try_metric(name: str, options: Mapping[str, Any], items: list[Any]) -> None:
-    """Refuse a metric that can score none of some images; a validation tells of single ones."""
+    """Refuse a metric that cannot score any of these images; a validation reports single ones."""
     errors = []
     for data in items:
         image = tensor2img([data['gt']])
@@ -256,7 +256,7 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
         indices = range(0, count, max(-(-count // _MOST_LOOKED_AT), 1))
         if len(indices) < count:
             logger.info('%s: %d of %d images are looked through.', name, len(indices), count)
-        # Classes of the user's may not be made for threads.
+        # A user's dataset may not be thread-safe.
         is_ours = type(dataset.dataset).__module__.startswith('basicsr.')
         read = map_in_order(
             lambda index, dataset=dataset: _problem_of(dataset, index),
@@ -273,7 +273,7 @@ def look_through(opt: Mapping[str, Any], loaders: Iterable[Any]) -> None:
 
 
 def _check_best(opt: Mapping[str, Any], dataset: Any) -> None:
-    """Refuse a set that ``logger.keep_best`` goes by, and that gives it no score."""
+    """Refuse a set that ``logger.keep_best`` uses, and that gives it no score."""
     best, name = opt['logger']['keep_best'], dataset.opt['name']
     if not best or best['dataset'] != name:
         return

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 _WORTH_SAYING = 0.1  # share of the time spent waiting for data
 _AT_LEAST = 10  # minimum number of iterations to measure the share
-_SAID_AGAIN_AFTER = 1000  # iterations
+_REPEATED_AFTER = 1000  # iterations
 
 
 class DataWait:
@@ -63,7 +63,7 @@ class DataWait:
         cores = len(usable_cores())
         text = advice(self._workers, self._shares, cores, self._cache_off, decoded, filling)
         kind = text.partition('(')[0]  # a mere change of numbers is not new
-        if kind != self._said or current_iter >= self._said_at + _SAID_AGAIN_AFTER:
+        if kind != self._said or current_iter >= self._said_at + _REPEATED_AFTER:
             self._said, self._said_at = kind, current_iter
             logger.info('Waiting for data %.0f %% of the time: %s', 100 * share, text)
 
@@ -76,7 +76,7 @@ def advice(
     decoded: tuple[int, int] | None,
     filling: bool,
 ) -> str:
-    """How to speed up data loading. Numbers that vary stand in brackets, at the end.
+    """How to speed up data loading; numbers that vary come last, in brackets.
 
     Args:
         workers: ``num_worker_per_gpu``.
@@ -94,10 +94,10 @@ def advice(
         for_each = f' for each of {shares}' if shares > 1 else ''
         return f'raise datasets.train.num_worker_per_gpu ({workers} now{for_each}; {cores} cores)'
     if decoded is None:
-        return f'take smaller images, or sub-images; every core has a worker ({cores} cores)'
+        return f'use smaller images, or sub-images; every core has a worker ({cores} cores)'
     if decoded[0] < decoded[1]:
         return (
-            'name a folder with more space in datasets.train.cache, or take smaller images, or '
+            'name a folder with more space in datasets.train.cache, or use smaller images, or '
             f'sub-images (cache: {decoded[0]} of {decoded[1]})'
         )
     return (

@@ -1,4 +1,4 @@
-"""Look through the data of a training before it starts: ``basicsr doctor``."""
+"""Examine the data of a training before it starts: ``basicsr doctor``."""
 
 import math
 from collections import Counter
@@ -36,12 +36,12 @@ class ImageSet:
     """The images of a set, and what was found in them.
 
     Attributes:
-        name: In reports.
-        paths: Of each image or pair, by 'gt' and 'lq'.
-        roots: Folders that names are below, by 'gt' and 'lq'.
-        read: The bytes of a file.
+        name: Name in reports.
+        paths: Paths of each image or pair, by 'gt' and 'lq'.
+        roots: Folders that names are relative to, by 'gt' and 'lq'.
+        read: Reads the bytes of a file.
         demands: What the set must fulfil.
-        skips: Whether training passes over unreadable images.
+        skips: Whether training skips unreadable images.
     """
 
     name: str
@@ -63,14 +63,14 @@ class ImageSet:
         return name_below(path, [root for roots in self.roots.values() for root in roots])
 
     def excluded(self) -> list[str]:
-        """Names for the exclusion list: the GT of a pair that is harmful, or the only image."""
+        """Names for the exclusion list: the GT of each harmful pair, or the only image."""
         harmful = {f.path for f in self.findings if KINDS[f.kind].is_harmful}
         roots = self.roots.get('gt') or self.roots['lq']
         names = []
         for paths in self.paths if harmful else ():
             if harmful.intersection(paths.values()):
                 path = paths.get('gt') or paths['lq']
-                # Several folders may have images of one name.
+                # Several folders may have images of the same name.
                 names.append(name_below(path, roots if len(roots) == 1 else ()))
         return names
 
@@ -79,7 +79,7 @@ class ImageSet:
 
 
 def sets_of_options(opt: Mapping[str, Any]) -> tuple[list[ImageSet], list[str]]:
-    """The sets of an option file, those of training first, and the names of those left out."""
+    """The sets of an option file, training first, and the names of those that are left out."""
     found, left_out = [], []
     ordered = sorted(opt['datasets'].items(), key=lambda item: item[0] != 'train')
     for key, options in ordered:
@@ -119,7 +119,7 @@ def _column(paths: PathTable, key: str) -> Sequence[str]:
 
 
 class _Columns(Sequence):
-    """Dicts of the items of several sequences, made when they are asked for."""
+    """Several sequences of equal length as one sequence of dicts, which are made on access."""
 
     def __init__(self, columns: Mapping[str, Sequence[str]]):
         self._columns = columns
@@ -187,7 +187,7 @@ def look_through(sets: Sequence[ImageSet], workers: int) -> None:
 
 
 def compare_kernels(sets: Sequence[ImageSet], fitting: Sequence[list[tuple[str, ...]]]) -> None:
-    """Find the pairs whose LQ was made otherwise than most of those of the first set.
+    """Find the pairs whose LQ was not made with the kernel of most pairs in the first set.
 
     Args:
         fitting: For each set and image, the kernels that may have made it, best first.
@@ -210,10 +210,10 @@ def compare_kernels(sets: Sequence[ImageSet], fitting: Sequence[list[tuple[str, 
 
 
 def find_copies(sets: Sequence[ImageSet], hashes: Sequence[tuple[int, int, int]]) -> None:
-    """Find images that are in a set twice, and training images among those of validation.
+    """Find duplicates within training or validation, and training images in validation sets.
 
     Args:
-        hashes: Number of the set, index there, and hash of images.
+        hashes: Number of the set, index in it, and hash, for each image.
     """
     told: set[int] = set()
     for one, two in similar_pairs([value for _, _, value in hashes]):
@@ -248,10 +248,10 @@ def _are_copies(first: ImageSet, path: str, second: ImageSet, other: str) -> boo
 
 
 def first_step(opt: dict) -> tuple[dict[str, float], str]:
-    """Build everything, and train on one batch, as a run does before it writes anything.
+    """Build everything and train on one batch, without writing anything.
 
     Returns:
-        The losses; and if they cannot be had, why.
+        The losses, and why they cannot be computed, or ''.
     """
     try:
         loaders, model = build_loaders(opt), build_model(opt)

@@ -1,4 +1,4 @@
-"""The checks of ``basicsr doctor``: what is found in an image or a pair, and from which number on.
+"""The checks of ``basicsr doctor`` on images and pairs, and their thresholds.
 
 Each threshold was chosen so that photographs of published sets are not reported.
 """
@@ -23,19 +23,19 @@ from basicsr.utils.pair_forensics import agreement, central_pair, pair_shift, re
 # libjpeg's default is 75, and photographs with blocks of that quality are in published sets (one in
 # Set5); below 70 the edges of blocks are plainly visible in smooth areas.
 LOWEST_QUALITY = 70
-# Photographs drop by 5 to 15 dB at any frequency; behind a bicubic enlargement by 2 it is 17 or
-# more, behind a Lanczos one 23. A blur with a sigma of 1 pixel leaves as little.
+# The spectrum of photographs drops by 5 to 15 dB at any frequency; after a bicubic enlargement by 2
+# it is 17 or more, after a Lanczos one 23. A blur with a sigma of 1 pixel has the same effect.
 LARGEST_DROP = 16.0
-# Of pairs that fit the measured shift is below 0.01; a phase that is not that of the GT's centre
-# shifts by 1/4 (scale 2) to 3/8 (scale 4).
+# In aligned pairs the measured shift is below 0.01; if the sampling grid is not centred as in GT,
+# it is 1/4 (scale 2) to 3/8 (scale 4).
 LARGEST_SHIFT = 0.1
-# Rounding in another order makes 0.4 levels; the kernels differ by 0.8 and more.
+# Rounding in another order makes a difference of 0.4 levels; the kernels differ by 0.8 and more.
 LARGEST_RESIDUAL = 0.5
-# At 16 x 16 pixels a pair has 0.95 even with strong noise and blur, two unlike images below 0.5.
+# At 16 x 16 pixels a pair has 0.95 even with strong noise and blur, unrelated images below 0.5.
 LEAST_AGREEMENT = 0.7
 UNKNOWN = 'unknown'
-_SMALLEST = 16  # side of an LQ that is compared
-_SIDE = 512  # of the part of a GT that is looked at
+_SMALLEST = 16  # side of the smallest LQ that is compared
+_SIDE = 512  # side of the part of a GT that is examined
 
 
 class Kind(NamedTuple):
@@ -43,9 +43,9 @@ class Kind(NamedTuple):
 
     Attributes:
         title: Its name.
-        is_error: Whether training cannot start.
-        is_harmful: Whether such images are on the exclusion list.
-        meaning: What it is, and what follows from it.
+        is_error: Whether training cannot start with it.
+        is_harmful: Whether such images go on the exclusion list.
+        meaning: What it is, and its consequences.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 KINDS = {
     'unreadable': Kind(
         *('unreadable', True, True),
-        'The file is missing, damaged, or of a format that is not read.',
+        'The file is missing, damaged, or of an unsupported format.',
     ),
     'wrong_size': Kind(
         *('wrong size', True, True),
@@ -95,7 +95,7 @@ KINDS = {
     ),
     'leaked': Kind(
         *('in validation', False, True),
-        'A training image is also in a validation set: scores are too good.',
+        'A training image is also in a validation set: scores are inflated.',
     ),
     'palette': Kind(
         *('palette', False, False), 'The file has at most 256 colours: banding and dithering.'
@@ -110,19 +110,19 @@ KINDS = {
     ),
     'rotated': Kind(
         *('rotated', False, False),
-        'The EXIF orientation says that the image is to be turned; it is trained on as stored.',
+        'The EXIF orientation says that the image is rotated; it is used as it is stored.',
     ),
 }
 
 
 class Finding(NamedTuple):
-    """Something about an image.
+    """Something that was found about an image.
 
     Attributes:
-        kind: In ``KINDS``.
-        path: Of the image; empty if there is none.
-        value: How bad it is, to sort by.
-        text: The number that was found, in words.
+        kind: Key of ``KINDS``.
+        path: Path of the image; empty if there is none.
+        value: Severity, to sort by.
+        text: The measured value, in words.
         images: Paths of the images to show, by 'gt', 'lq' or 'other'.
     """
 
@@ -150,12 +150,12 @@ class Demands(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What was found of an image or pair, and what sets are compared by.
+    """What was found in an image or pair, and the values by which sets are compared.
 
     Attributes:
-        hash: Perceptual hash of GT; None: of no use.
-        quality: Of the JPEG compression that GT has gone through; None: of none.
-        kernels: Which may have made LQ, best first; empty if there is no pair to look at.
+        hash: Perceptual hash of GT; None if it would be noise.
+        quality: JPEG quality that GT was once compressed with; None if it was not.
+        kernels: Kernels that may have made LQ, best first; empty if there is no pair to examine.
     """
 
     findings: list[Finding]
@@ -167,11 +167,11 @@ class Examined(NamedTuple):
 def examine(
     paths: Mapping[str, str], read: Callable[[str, str], bytes | None], demands: Demands
 ) -> Examined:
-    """Look at an image or a pair.
+    """Examine an image or a pair.
 
     Args:
-        paths: One of 'gt' and 'lq', or both.
-        read: The bytes of a file, by its path and 'gt' or 'lq'.
+        paths: Path of 'gt', of 'lq', or of both.
+        read: Returns the bytes of a file, given its path and 'gt' or 'lq'.
     """
     found: list[Finding] = []
     images: dict[str, np.ndarray] = {}
@@ -212,7 +212,7 @@ Problem = tuple[str, float, str]  # kind, value, text
 
 
 def of_file(content: bytes, img: np.ndarray, demands: Demands) -> Iterator[Problem]:
-    """How a file is stored.
+    """Problems of how a file is stored.
 
     Args:
         img: (h, w, 3).
@@ -230,7 +230,7 @@ def of_file(content: bytes, img: np.ndarray, demands: Demands) -> Iterator[Probl
 
 
 def of_gt(gt: np.ndarray, demands: Demands) -> Iterator[Problem]:
-    """Crops that cannot be cut, and resolution without detail."""
+    """Images too small for the crops, and resolution without detail."""
     if min(gt.shape[:2]) < demands.gt_size:
         text = f'{size(gt)}, gt_size {demands.gt_size}'
         yield 'too_small', float(demands.gt_size - min(gt.shape[:2])), text
@@ -245,16 +245,16 @@ def of_gt(gt: np.ndarray, demands: Demands) -> Iterator[Problem]:
 def quality_of(gt: np.ndarray) -> float | None:
     """Quality of the JPEG compression that an image has gone through, if it was not resized."""
     part = centre(gt, _SIDE)
-    # Repeated pixels make blocks of their own.
+    # Repeated pixels would look like blocks.
     grid = jpeg_grid(part) if replication(part) == 1 else None
     return None if grid is None else jpeg_quality(part, grid)
 
 
 def of_pair(gt: np.ndarray, lq: np.ndarray, demands: Demands) -> Iterator[Problem]:
-    """Whether the two images of a pair fit each other."""
+    """Whether the two images of a pair match."""
     scale = demands.scale
     excess = [g - length * scale for g, length in zip(gt.shape[:2], lq.shape[:2], strict=True)]
-    # Outside training, GT is cut where its last rows and columns made no whole pixel.
+    # Outside training, the rows and columns of GT that make no whole LQ pixel are cut off.
     allowed = 1 if demands.is_training else scale
     if not all(0 <= e < allowed for e in excess):
         text = f'GT {size(gt)}, LQ {size(lq)}, scale {scale}'
@@ -270,9 +270,9 @@ def of_pair(gt: np.ndarray, lq: np.ndarray, demands: Demands) -> Iterator[Proble
 
 
 def kernels_of(gt: np.ndarray, lq: np.ndarray, scale: int) -> tuple[str, ...]:
-    """Names of the kernels that may have made the LQ, best first, or ``UNKNOWN`` alone.
+    """Names of the kernels that may have made the LQ, best first, or only ``UNKNOWN``.
 
-    Of images that are too small to tell there are none.
+    Empty for images that are too small to tell.
     """
     if min(lq.shape[:2]) < _SMALLEST:
         return ()
@@ -281,5 +281,5 @@ def kernels_of(gt: np.ndarray, lq: np.ndarray, scale: int) -> tuple[str, ...]:
 
 
 def size(img: Any) -> str:
-    """Height x width, as messages have it."""
+    """Height x width, for messages."""
     return f'{img.shape[0]}x{img.shape[1]}'

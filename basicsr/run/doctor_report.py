@@ -1,4 +1,4 @@
-"""What ``basicsr doctor`` has found, as a table, JSON, a page with pictures and a list of names."""
+"""Report the findings of ``basicsr doctor``: table, JSON, HTML page with pictures, name list."""
 
 import base64
 import json
@@ -15,18 +15,18 @@ from basicsr.utils.text import printable
 from .doctor import ImageSet
 from .doctor_checks import KINDS, UNKNOWN, Finding, Kind
 
-_NAMED = 3  # images of a kind in the table
-_PICTURED = 12  # on the page
-_PICTURE = 240  # longest side, in pixels
+_NAMED = 3  # images of each kind in the table
+_PICTURED = 12  # images of each kind on the page
+_PICTURE = 240  # longest side of a picture, in pixels
 
 
 class Report(NamedTuple):
-    """What was looked at.
+    """The results of an examination.
 
     Attributes:
-        sets: With their findings.
-        left_out: Names of sets that cannot be looked through.
-        losses: Of the first step; None: it was not made.
+        sets: The sets, with their findings.
+        left_out: Names of sets that cannot be examined.
+        losses: Losses of the first step; None if it was not made.
         error: Why the first step failed; empty if it did not.
     """
 
@@ -36,7 +36,7 @@ class Report(NamedTuple):
     error: str = ''
 
     def findings(self, kind: str) -> list[tuple[ImageSet, Finding]]:
-        """All of a kind, the worst first."""
+        """All findings of a kind, the worst first."""
         found = [(images, f) for images in self.sets for f in images.findings if f.kind == kind]
         return sorted(found, key=lambda item: -item[1].value)
 
@@ -74,7 +74,7 @@ def table(report: Report) -> str:
 
 
 def _kinds_looked_for(report: Report) -> Iterator[tuple[str, Kind]]:
-    """The kinds that findings in these sets may be of."""
+    """The kinds of findings that these sets can have."""
     has_pairs = any(len(images.roots) > 1 for images in report.sets)
     is_cut = any(images.demands.gt_size for images in report.sets)
     has_validation = any(not images.demands.is_training for images in report.sets)
@@ -88,7 +88,7 @@ def _line(images: ImageSet, finding: Finding) -> str:
 
 
 def facts(images: ImageSet) -> str:
-    """What a set is made of, in words."""
+    """A summary of a set: size, kernels, JPEG qualities."""
     count, is_paired = len(images.paths), len(images.roots) > 1
     parts = [f'{count} {"pair" if is_paired else "image"}{"s" * (count != 1)}']
     if images.kernels:
@@ -190,7 +190,7 @@ figcaption {{ font-size: .85rem; overflow-wrap: anywhere; margin-top: .3rem }}
 
 
 def write_html(report: Report, file: str) -> None:
-    """Write a page with the worst images of each kind of finding, in one file without links."""
+    """Write a page with the worst images of each kind of finding, as one self-contained file."""
     colour = 'good' if report.can_start else 'error'
     named = [(images.name, facts(images)) for images in report.sets]
     named += [(name, 'not looked through') for name in report.left_out]
@@ -237,11 +237,11 @@ def _figure(images: ImageSet, finding: Finding) -> str:
 
 
 _LABELS = {'gt': 'GT', 'lq': 'LQ', 'other': 'the other one'}
-_IN_DETAIL = ('jpeg', 'upscaled')  # what is wrong disappears when an image is reduced
+_IN_DETAIL = ('jpeg', 'upscaled')  # defects that vanish when an image is reduced
 
 
 def _picture(images: ImageSet, key: str, path: str, as_detail: bool) -> str:
-    """The address of a small copy, or of the enlarged middle; empty if the file is unreadable."""
+    """Data URL of a small copy, or of the enlarged centre; empty if the file is unreadable."""
     try:
         content = images.read(path, 'lq' if key == 'lq' or 'gt' not in images.roots else 'gt')
         img = as_bytes(imfrombytes(bytes(content or b'')))
@@ -253,6 +253,6 @@ def _picture(images: ImageSet, key: str, path: str, as_detail: bool) -> str:
     width, height = (max(round(length * factor), 1) for length in (img.shape[1], img.shape[0]))
     how = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST
     img = cv2.resize(img, (width, height), interpolation=how)
-    kind = 'png' if as_detail else 'jpeg'  # which would add blocks of its own
+    kind = 'png' if as_detail else 'jpeg'  # JPEG would add blocks of its own to details
     data = base64.b64encode(cv2.imencode(f'.{kind}', img)[1])
     return f'data:image/{kind};base64,{data.decode()}'

@@ -1,4 +1,4 @@
-"""What a training will be, before it starts: learning rates, sizes of networks, and amounts."""
+"""Predict a training from its options: learning rates, costs of networks, amounts of data."""
 
 import inspect
 import math
@@ -25,20 +25,20 @@ from basicsr.utils.registry import ARCH_REGISTRY
 from .data_checks import explained
 from .loaders import schedule_of_all_ranks
 
-_POINTS = 60  # of a curve
-_MOST_CHANGES = 24  # of a rate that is constant in between
+_POINTS = 60  # points of a curve
+_MOST_CHANGES = 24  # changes of a rate that are listed one by one
 _INPUT_CHANNELS = ('num_in_ch', 'in_channels', 'in_chans')
-_PROBE_PIXELS = 2 * 16 * (80 + 272 + 1040)  # of the images that measure a receptive field
+_PROBE_PIXELS = 2 * 16 * (80 + 272 + 1040)  # in all images that ``receptive_halo`` uses
 
 
 class Rates(NamedTuple):
     """The learning rates of a training.
 
     Attributes:
-        names: Of the parameter groups: the label of the optimizer, and the number of the group if
-            there are several.
-        at: The rates of all groups, by iteration: everywhere that they change, or at many points.
-        rows: Iterations that say what the curve is.
+        names: Names of the parameter groups: the label of the optimizer, and the number of the
+            group if there are several.
+        at: The rates of all groups by iteration: wherever they change, or at many points.
+        rows: Iterations that summarise the curve.
     """
 
     names: list[str]
@@ -47,7 +47,7 @@ class Rates(NamedTuple):
 
 
 def learning_rates(opt: dict) -> Rates:
-    """The learning rates of every iteration that a training of these options would have."""
+    """The learning rates that a training with these options would have."""
     nets = Networks(opt | {'num_gpu': 0, 'dist': False})
     nets.opt, names = opt, []
     for label in _trained_labels(opt):
@@ -72,21 +72,24 @@ def _trained_labels(opt: Mapping[str, Any]) -> list[str]:
 def _marks(schedulers: list[Any]) -> set[int] | None:
     """Iterations after which schedules change their course; None if they must be stepped through.
 
-    What ours give follows from the iteration alone, and at a milestone from the rate before it.
+    The rate of this package's schedules follows from the iteration alone, at a milestone also from
+    the rate before it.
     """
     marks: set[int] = set()
     for scheduler in schedulers:
         if isinstance(scheduler, MultiStepRestartLR):
             marks |= {*scheduler.milestones, *scheduler.restarts}
         elif isinstance(scheduler, CosineAnnealingRestartLR):
-            marks |= {end + 1 for end in scheduler.cumulative_period}  # an end is in its period
+            marks |= {
+                end + 1 for end in scheduler.cumulative_period
+            }  # an end belongs to its period
         else:
             return None
     return marks
 
 
 def _points(total: int, warmup: int, marks: set[int] | None) -> list[int]:
-    """Iterations at which rates are looked at, in order: all, if there are no ``marks``."""
+    """Iterations at which rates are computed, in order: all of them if ``marks`` is None."""
     if marks is None:
         return list(range(1, total + 1))
     spread = {1 + round(i * (total - 1) / (_POINTS - 1)) for i in range(_POINTS)}
@@ -119,11 +122,11 @@ def _rows(at: Mapping[int, list[float]], total: int, warmup: int, marks: set[int
 
 
 class Size(NamedTuple):
-    """What a network takes.
+    """The cost of a network.
 
     Attributes:
-        input, output: Shapes of a batch; the batch is a micro-batch.
-        parameters, trained: Numbers of values.
+        input, output: Shapes of a micro-batch.
+        parameters, trained: Number of parameters, and of those that are trained.
         macs: Multiply-adds of one image of the training crop, in inference.
         activations: Bytes that the backward pass needs of one micro-batch, in float32.
         state: Bytes of weights, gradients, moments of the optimizer and averages, in float32.
@@ -139,10 +142,10 @@ class Size(NamedTuple):
 
 
 def size_of(opt: dict, label: str) -> Size:
-    """What the network of a label takes at the training crop; nothing is computed for it.
+    """The cost of a network for the training crop, traced on the meta device.
 
     Raises:
-        ValueError: The network cannot be traced so.
+        ValueError: The network cannot be traced without values.
     """
     options = opt[f'network_{label}']
     with torch.device('meta'):
@@ -170,13 +173,13 @@ def crop_of(opt: Mapping[str, Any], label: str) -> int:
 
 
 def input_channels(options: Mapping[str, Any]) -> int:
-    """Channels of the images that a network takes; 3 if no argument of a usual name says so."""
+    """Channels of the images that a network takes; 3 if no argument with a usual name tells."""
     name = next((name for name in _INPUT_CHANNELS if argument(options, name) is not None), '')
     return argument(options, name) or 3
 
 
 def argument(options: Mapping[str, Any], name: str) -> Any:
-    """What a network is given for an argument, or its default; None if there is no such one."""
+    """The value of a network's argument, given or by default; None if there is no such argument."""
     if name in options:
         return options[name]
     parameter = inspect.signature(ARCH_REGISTRY.get(options['type'])).parameters.get(name)
@@ -189,7 +192,7 @@ def _micro_batch(opt: Mapping[str, Any]) -> int:
 
 
 def _saved_for_backward(net: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Shape of the output, and bytes of the tensors that a backward pass needs but the weights."""
+    """Shape of the output, and bytes of the tensors, except weights, that a backward pass needs."""
     own = {tensor.untyped_storage()._cdata for tensor in [*net.parameters(), *net.buffers()]}
     saved = {}
 
@@ -204,7 +207,7 @@ def _saved_for_backward(net: nn.Module, shape: tuple[int, ...]) -> tuple[tuple[i
 
 
 def _moments(opt: Mapping[str, Any], label: str) -> int:
-    """Values that the optimizer keeps for each weight, seen at one step with a small matrix."""
+    """Values that the optimizer keeps for each weight, counted after one step on a small matrix."""
     options = dict(opt['train'].get(f'optim_{label}') or {})
     if not options:
         return 0
@@ -222,11 +225,11 @@ def halo(opt: Mapping[str, Any], macs: int, limit: float = math.inf) -> int | No
     """LQ pixels that an output pixel of network_g sees to each side; None: the whole image.
 
     Args:
-        macs: Of the network for a training crop.
-        limit: Most multiply-adds to spend on it.
+        macs: Multiply-adds of the network for a training crop.
+        limit: Most multiply-adds to spend on the measurement.
 
     Raises:
-        ValueError: It would take more, or the network cannot be used so.
+        ValueError: It would take more, or the network cannot be measured.
     """
     options, side = opt['network_g'], crop_of(opt, 'g')
     if macs / side**2 * _PROBE_PIXELS > limit:
@@ -238,16 +241,16 @@ def halo(opt: Mapping[str, Any], macs: int, limit: float = math.inf) -> int | No
 
 
 class Amounts(NamedTuple):
-    """What a training goes through."""
+    """How much data a training uses."""
 
-    images: int | None  # None where that is not known
+    images: int | None  # None if unknown
     samples: int
     epochs: float | None
     samples_per_iteration: int
 
 
 def amounts(opt: dict, dataset: Any) -> Amounts:
-    """How much a training sees of its set; of a stream, or without a set, only of samples."""
+    """How much data a training uses; for a stream, or without a set, only samples are counted."""
     schedule, total_iter = schedule_of_all_ranks(opt), opt['train']['total_iter']
     samples, per_iteration = schedule.samples(total_iter), schedule.batch_size(1)
     if dataset is None or isinstance(dataset, IterableDataset):
@@ -257,7 +260,7 @@ def amounts(opt: dict, dataset: Any) -> Amounts:
 
 
 def datasets(opt: dict) -> Iterator[tuple[str, Any]]:
-    """Every dataset by its key, without its cache; in place of one that cannot be built, why."""
+    """Every dataset with its key, without caches; the error in place of one that fails to build."""
     for key, options in opt['datasets'].items():
         try:
             yield key, build_dataset(options | ({'cache': 'off'} if 'cache' in options else {}))

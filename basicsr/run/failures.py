@@ -25,8 +25,8 @@ _NO_MEMORY = re.compile(
 _GPU = re.compile(r'CUDA|CUDNN|CUBLAS|HIP|MPS|XPU')
 
 _LESS = (
-    'lower datasets.train.batch_size_per_gpu or gt_size, or set train.accumulate (the batch in so '
-    'many parts), train.amp: bf16 or train.checkpoint_activations: true'
+    'lower datasets.train.batch_size_per_gpu or gt_size, or set train.accumulate (micro-batches), '
+    'train.amp: bf16 or train.checkpoint_activations: true'
 )
 _FEWER = 'num_worker_per_gpu or num_prefetch_queue'
 _WHOLE = (
@@ -104,7 +104,7 @@ def _shared_memory_full() -> str:
     has_size = _SHARED_MEMORY.is_dir()
     size = f' ({sizeof_fmt(shutil.disk_usage(_SHARED_MEMORY).total)})' if has_size else ''
     return (
-        f'/dev/shm{size}, the shared memory by which loader processes hand over batches, is full: '
+        f'/dev/shm{size}, the shared memory that loader processes pass batches in, is full: '
         'enlarge it (docker run --shm-size=8g), or lower datasets.train.num_worker_per_gpu, '
         'batch_size_per_gpu or gt_size. num_worker_per_gpu: 0 with prefetch_mode: ~ and '
         'pin_memory: false starts no loader process.'

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from basicsr.utils.checkpoint import copy_to_cpu, load_checkpoint, save_checkpoint
+from basicsr.utils.background_saver import copy_to_cpu
+from basicsr.utils.checkpoint import load_checkpoint, save_checkpoint
 from basicsr.utils.checkpoint_series import numbered_states
 from basicsr.utils.dist_util import barrier, from_master, get_dist_info
 from basicsr.utils.errors import NonFiniteError
@@ -127,7 +128,7 @@ class Guard:
             ]
             if finite and _on_any_rank(torch.stack(finite).all().logical_not_()):
                 self._end(
-                    f'{name} has weights or statistics that are not finite, after iteration '
+                    f'{name} has non-finite weights or statistics after iteration '
                     f'{self.model.current_iter}: nothing is saved. {self._advice()}'
                 )
 
@@ -191,8 +192,8 @@ class Guard:
             self._stepper.in_a_row += 1
             if self._stepper.in_a_row >= MOST_IN_A_ROW:
                 self._end(
-                    f'{what}, and {MOST_IN_A_ROW} iterations in a row are so: leaving out steps '
-                    f'(train.on_nonfinite: skip) is of no help. {self._advice()}{kept}'
+                    f'{what}, and so were {MOST_IN_A_ROW} iterations in a row: skipping steps '
+                    f'(train.on_nonfinite: skip) does not help. {self._advice()}{kept}'
                 )
             if self._stepper.skipped <= MOST_FILES or self._stepper.skipped % 100 == 0:
                 logger.warning(
@@ -221,7 +222,7 @@ class Guard:
         if not newest:
             self._end(
                 f'{what}, and there is no checkpoint yet to go back to (train.on_nonfinite: '
-                f'rollback; what a signal has saved does not count). {self._advice()}{kept}'
+                f'rollback; one saved by a signal does not count). {self._advice()}{kept}'
             )
         self.writer.close()
         logger.warning('%s.%s', what, kept)
@@ -291,7 +292,7 @@ def with_rollbacks(train: Callable[[dict, int | None], None], opt: dict) -> None
                 f'{_advice("rollback", opt)}'
             )
         logger.warning(
-            'Back to %s, and on with sample %d (train.on_nonfinite: rollback, the %s of %d).',
+            'Back to %s, continuing with sample %d (train.on_nonfinite: rollback, the %s of %d).',
             *(checkpoint, samples, _ordinal(counts[checkpoint]), MOST_ROLLBACKS),
         )
         own = {**deepcopy(opt), 'auto_resume': False}

@@ -158,7 +158,7 @@ def prefetch(train_loader: Any, opt: dict) -> Iterator[dict]:
         elif not dataset_opt['pin_memory']:
             raise UserError('prefetch_mode cuda needs datasets.train.pin_memory: true.')
         if opt['num_gpu'] and getattr(train_loader.dataset, 'takes_stored', False):
-            train_loader.to_float, are_bytes = False, True  # a fourth to copy, and no work of a CPU
+            train_loader.to_float, are_bytes = False, True  # a quarter to copy, converted there
         batches = CUDAPrefetcher(train_loader, opt)
     return map(images_to_float, batches) if are_bytes else iter(batches)
 

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from basicsr.data import decoded_images, gpus_per_process
-from basicsr.utils.checkpoint import BackgroundSaver
+from basicsr.utils.background_saver import BackgroundSaver
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.figures import write_comparison, write_curves
+from basicsr.utils.json_lines import keep_rows
 from basicsr.utils.logger import (
     AvgTimer,
     MessageLogger,
-    ScalarWriter,
     get_root_logger,
     init_tb_loggers,
-    keep_rows,
 )
 from basicsr.utils.misc import best_effort, get_time_str, make_exp_dirs, remove_stale_temporaries
 from basicsr.utils.options import copy_opt_file
 from basicsr.utils.progress import note
 from basicsr.utils.progress_bar import progress_bar
+from basicsr.utils.scalar_writers import ScalarWriter
 
 from .cores import CoreWait, ranks_on_cores
 from .data_wait import DataWait

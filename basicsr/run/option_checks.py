@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from basicsr.metrics.metric import metric_problems
-from basicsr.models.optimization import optimizer_problems, scheduler_problems
+from basicsr.models.lr_scheduler import scheduler_problems
+from basicsr.models.optimization import optimizer_problems
+from basicsr.utils.option_schema import Section
 from basicsr.utils.option_section import OptionSection, place_of
-from basicsr.utils.option_tables import Section, TestOptions, TrainingOptions
+from basicsr.utils.option_tables import TestOptions, TrainingOptions
 from basicsr.utils.registry import (
     ARCH_REGISTRY,
     DATASET_REGISTRY,
@@ -29,8 +31,7 @@ def check_components(opt: dict) -> None:
     """Check every component of the options against the signature of its class before building.
 
     Raises:
-        OptionError: All mistakes, one line each: unknown names, unexpected arguments, and missing
-            arguments.
+        OptionError: All mistakes, one line each: unknown names, unexpected and missing arguments.
     """
     _raise(
         f'{place_of(opt, *path)}: {problem}'

@@ -1,6 +1,6 @@
 """Preemption: stop all ranks after the same iteration on SIGTERM, SIGUSR1 or Ctrl-C, and resume.
 
-A run that torchrun restarts resumes by itself.
+A run that torchrun restarts resumes automatically.
 """
 
 import logging
@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 # Windows has no SIGUSR1.
 SIGNALS = tuple(getattr(signal, name) for name in ('SIGTERM', 'SIGUSR1') if hasattr(signal, name))
-STATUS = 75  # of a run that has saved its state and stopped; EX_TEMPFAIL of sysexits.h
+STATUS = 75  # exit status of a run that saved its state and stopped; EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130  # after Ctrl-C: 128 plus the number of the signal
 _AGENTS = '.torchrun'
 _NOTE = 'basicsr/preemption'
 
 
 class PreemptionWatch:
-    """Within the block, a signal is recorded instead of ending the process.
+    """Records signals in the block, which would otherwise end the process.
 
-    Ranks receive signals at different times, or only those of one node do. Each step all-reduces
+    Ranks receive signals at different times, or only on one node. Each step all-reduces
     the flags of all ranks in the background, and reads the result of the previous step: no step
     waits, and all ranks stop after the same one. It may be the second after the signal.
 
@@ -62,13 +62,13 @@ class PreemptionWatch:
         self._group: Any = None
         if get_dist_info()[1] > 1:
             limit = None if timeout is None else limit_of_operations(timeout)
-            # On the CPU, beside the GPUs' work.
+            # On the CPU, so that it does not wait for the GPUs.
             self._group = dist.new_group(timeout=limit, backend='gloo')
 
     def __enter__(self) -> 'PreemptionWatch':
-        if threading.current_thread() is threading.main_thread():  # only there signals arrive
+        if threading.current_thread() is threading.main_thread():  # where signals are handled
             self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
-            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in a job in the background
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # ignored by background jobs
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
@@ -80,9 +80,10 @@ class PreemptionWatch:
         self.signal = number
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The first Ctrl-C between two steps also requests a stop; any other one interrupts.
+        """The first Ctrl-C while steps run requests a stop; any other one interrupts.
 
-        An interruption at any moment may be lost in a callback, or cut off a message of a worker.
+        An exception at an arbitrary moment may be lost in a callback, or truncate a message of a
+        worker.
         """
         before = self._before[number]
         if not self.is_stepping or self.signal == number:
@@ -108,7 +109,7 @@ class PreemptionWatch:
         return 0
 
     def noticed(self) -> int:
-        """Like ``asked``, from the signals known to this rank alone: it waits for no other."""
+        """Like ``asked``, from the signals that this rank knows of, without waiting for others."""
         if self._group is not None:
             store = _get_default_store()
             if self.signal:
@@ -119,10 +120,10 @@ class PreemptionWatch:
 
 
 def _say(text: bytes) -> None:
-    """Write to standard error from a signal's handler, which must not raise.
+    """Write to standard error from a signal handler, which must not raise.
 
-    Its reader may be gone by the same signal, as with ``2>&1 | tee``; and if it is closed, its
-    descriptor may be that of another file.
+    The reader may have ended by the same signal, as with ``2>&1 | tee``; and the descriptor of a
+    closed stream may belong to another file.
     """
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -140,7 +141,7 @@ def leave(iteration: int, number: int) -> NoReturn:
 
 
 def last_state(opt: Mapping[str, Any]) -> str:
-    """The last state that an interrupted run has saved, if any, and how to resume from it."""
+    """The last state that an interrupted run has saved, and how to resume from it; or ''."""
     states = numbered_states(opt['path']['training_states'])
     # At the start the folder may be that of an earlier run.
     if not states or progress.current.phase == 'start':
@@ -152,8 +153,8 @@ def last_state(opt: Mapping[str, Any]) -> str:
 def was_begun_by_launcher(folder: str | Path) -> bool:
     """Whether the torchrun that started this process, on any node, has begun the run of a folder.
 
-    The number of restarts would not tell: a node that joins later counts its own, and a run that
-    fails before it has a folder must not resume the one before it.
+    The restart count would not tell: nodes that join later have counts of their own, and a run that
+    failed before it had a folder must not resume the run of an earlier launch.
     """
     agents = _agents()
     file = Path(folder) / _AGENTS
@@ -175,7 +176,7 @@ def _agents() -> set[str]:
         return set()
     agent = os.getppid()
     begin = os.environ.get('TORCHELASTIC_RUN_ID', '')
-    with suppress(OSError):  # pids repeat across containers; Linux tells start times
+    with suppress(OSError):  # pids repeat across containers, so add the start time (Linux)
         stat = Path(f'/proc/{agent}/stat').read_text()
         begin = stat.rpartition(')')[2].split()[19]
     return set(gather_lists([f'{socket.gethostname()}:{agent}:{begin}']))

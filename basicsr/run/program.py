@@ -65,7 +65,7 @@ def prepare(root_path: str | Path, is_train: bool = True) -> tuple[dict, argpars
     if launcher != 'none':
         backend = {'backend': 'gloo'} if opt['num_gpu'] == 0 else {}
         init_dist(launcher, **opt['dist_params'] | backend)
-        if 'init_method' not in opt['dist_params']:  # else MASTER_ADDR may be no meeting place
+        if 'init_method' not in opt['dist_params']:  # the watchdog needs the store at MASTER_ADDR
             watchdog.start(opt['dist_params']['timeout'])
         check_same_options(opt, auto_resume=args.auto_resume, debug=args.debug, training=is_train)
     get_root_logger()
@@ -95,7 +95,7 @@ def log_setting(opt: dict) -> None:
 
 
 def _seed(opt: dict) -> None:
-    """Seed all generators, and choose how exact torch computes."""
+    """Seed all generators, and set determinism and TF32."""
     set_random_seed(opt['manual_seed'] + opt['rank'])
     torch.backends.cudnn.benchmark = not opt['deterministic']
     tf32 = opt['train']['tf32'] if opt['is_train'] else None
@@ -110,11 +110,11 @@ def _seed(opt: dict) -> None:
 def run(pipeline: Callable[[Path], None], root_path: Path) -> None:
     """Run a pipeline as a program: a user's mistake ends in one message, not a traceback.
 
-    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C, and of a
-    training that was asked to stop ``basicsr.run.preemption.STATUS``.
+    The exit status is 2 for a wrong option file, 1 for other errors, 130 after Ctrl-C, and
+    ``basicsr.run.preemption.STATUS`` for a training that was asked to stop.
     """
-    # The status is acted on when the error is gone, and with it the frames that hold a loader: its
-    # workers end before this process does, and have nothing to complain about.
+    # Exit only after the error, and the frames that hold a loader, are gone: then the loader's
+    # workers end before this process, without error messages.
     status = _run(pipeline, root_path)
     if status:
         sys.exit(status)
@@ -170,7 +170,7 @@ def message_for_users(error: Exception) -> str | None:
     if message.startswith('Caught ') and 'DataLoader worker' in message.partition('\n')[0]:
         # The worker's traceback is part of the text; the message stands behind it.
         message = re.split(rf'\n(?:[\w.]+\.)?{type(error).__name__}: ', message)[-1].strip()
-    # Of a component that cannot be made of its options.
+    # From a component that cannot be built from its options.
     notes = [note for note in getattr(error, '__notes__', []) if note.startswith(BUILDING)]
     is_meant = isinstance(error, UserError | OSError)
     if notes and not is_meant and not isinstance(error, TypeError):
@@ -179,7 +179,7 @@ def message_for_users(error: Exception) -> str | None:
 
 
 def _passed_through_plugins(error: BaseException | None) -> bool:
-    """Whether the user's own code took part: they want to see where."""
+    """Whether the error passed through the user's own code, who then wants to see where."""
     files = {getattr(sys.modules.get(name), '__file__', None) for name in plugin_modules}
     while error is not None:
         if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):

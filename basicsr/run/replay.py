@@ -44,8 +44,8 @@ def replay(
     content, path = load_checkpoint(incident), Path(incident).resolve()
     if path.parent.name != 'incidents' or not _is_incident(content):
         raise UserError(
-            f'{incident} is not a file of experiments/NAME/incidents: it is replayed where the run '
-            'has put it, with the weights of the folder above.'
+            f'{incident} is not a file of experiments/NAME/incidents: replay it where the run '
+            'has put it, since the weights of that run are needed.'
         )
     sys.argv = ['basicsr replay', '-opt', option_file]
     sys.argv += ['--force_yml', *force_yml] if force_yml else []
@@ -53,7 +53,7 @@ def replay(
     model, begin = _build(opt, path.parents[1], content, weights)
     for name, value in content['batch'].items():
         if hasattr(type(model), name) or not isinstance(getattr(model, name, value), Tensor):
-            raise UserError(f"{incident}: '{name}' is no tensor of a batch.")
+            raise UserError(f"{incident}: '{name}' is not a tensor of a batch.")
         setattr(model, name, value.to(model.device))
     lines = [
         f'iteration {content["iter"]}, rank {content["rank"]}, samples {content["samples"]}',
@@ -69,17 +69,17 @@ def replay(
         model.optimize_parameters(content['iter'])
     except (AttributeError, RuntimeError) as error:
         raise UserError(
-            f'{incident}: its batch does not fit the model of {option_file}, as if it were of '
-            f'another run: {error}'
+            f'{incident}: its batch does not fit the model of {option_file}; is it of another run? '
+            f'{error}'
         ) from error
     lines += [f'{name}: {value:.4e}' for name, value in model.get_current_log().items()]
-    found = _first('layers whose output is not finite', layers)
+    found = _first('layers with non-finite output', layers)
     for name, net in networks.items():
         # The backward pass reaches the last layers first.
         reached = reversed([(n, p.grad) for n, p in net.named_parameters() if p.grad is not None])
         bad = [f'{name}.{n}' for n, gradient in reached if not gradient.isfinite().all()]
-        found += _first('parameters whose gradient is not finite, from the last one on', bad)
-    nothing = 'Now all is finite: the steps since then have spoilt the weights, not the batch.'
+        found += _first('parameters with non-finite gradient, from the last one on', bad)
+    nothing = 'Now all values are finite: later steps spoiled the weights, the batch is fine.'
     return lines + (found or [nothing])
 
 

@@ -28,7 +28,7 @@ def resume(opt: dict, first_sample: int | None = None) -> tuple[dict, dict[str, 
     """
     cause = '--auto_resume' if opt['auto_resume'] else None
     if first_sample is None and was_begun_by_launcher(opt['path']['experiments_root']):
-        cause = 'Started again by torchrun'
+        cause = 'Restarted by torchrun'
     chosen = choose_state(opt, cause)
     if chosen is None:
         return opt, None
@@ -112,8 +112,8 @@ def _choose(opt: Mapping[str, Any], cause: str | None) -> tuple[str, dict[str, A
         return str(file), state
     if problems:
         raise UserError(
-            f'{cause}: no state in {folder} can be resumed from: {" ".join(problems)} Put '
-            'the files back from a copy; or, to begin anew, leave --auto_resume out: the folder of '
+            f'{cause}: no state in {folder} can be resumed from: {" ".join(problems)} Restore '
+            'the files from a backup; or, to start over, leave --auto_resume out: the folder of '
             'this run is then kept under another name.'
         )
     if cause:

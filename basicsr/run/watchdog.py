@@ -103,7 +103,7 @@ def _end_late(timeout: float) -> None:
 
 
 def _show_stacks() -> None:
-    sys.stderr.write(f'Stacks of rank {_rank}, of its threads the latest call first:\n')
+    sys.stderr.write(f'Stacks of the threads of rank {_rank}, latest call first:\n')
     sys.stderr.flush()
     faulthandler.dump_traceback()
 
@@ -224,8 +224,8 @@ class Watchdog(threading.Thread):
             host = f'{os.environ["MASTER_ADDR"]}:{os.environ["MASTER_PORT"]}'
             reason = (
                 f'rank {self.rank} ({_own_report().who}) waits for others, and the store at {host} '
-                f'has not answered for {self.limit:g} s: what runs there is stopped, dead or cut '
-                f'off. From there came: {self._reports.get(0, "nothing")}.'
+                f'has not answered for {self.limit:g} s: its process is stopped, dead or '
+                f'disconnected. Its last report: {self._reports.get(0, "none")}.'
             )
             return {'reason': reason, 'ranks': [self.rank], 'judge': self.rank}
         silent = self._silent(now, self.patience)
@@ -342,7 +342,7 @@ def verdict(
         f'rank {names} has not made progress for {timeout:g} s, and all others wait '
         '(dist_params.timeout); the run ends.'
     ]
-    dead = ' It does not answer: stopped, dead or cut off.' if silent else ''
+    dead = ' It does not answer: stopped, dead or disconnected.' if silent else ''
     lines += [f'{report}.{dead}' for report in blamed[:8]]
     waiting = [str(report) for report in reports.values() if report not in blamed]
     if waiting:

@@ -1,6 +1,6 @@
-"""What can be named in an option file, with arguments, defaults and paper.
+"""Catalogue of the components that an option file can name: arguments, defaults and papers.
 
-It is read from the source of this package, which takes no import of torch.
+It is parsed from the source of this package, without importing torch.
 """
 
 import ast
@@ -80,7 +80,7 @@ def component(kind: str, name: str) -> Component:
     """The component of a name.
 
     Raises:
-        KeyError: There is none; names those that are alike.
+        KeyError: There is none; the message suggests similar names.
     """
     known = components(kind)
     if name not in known:
@@ -90,7 +90,7 @@ def component(kind: str, name: str) -> Component:
 
 
 def class_in(folder: str, name: str) -> Component | None:
-    """A class of a folder of the package that no registry knows, such as a schedule."""
+    """A class in a folder of the package, registered or not, such as a scheduler; None if none."""
     if name not in _classes(folder):
         return None
     file, node = _classes(folder)[name]
@@ -115,7 +115,7 @@ def _classes(folder: str) -> dict[str, tuple[str, ast.ClassDef]]:
 
 @functools.cache
 def _constants(folder: str) -> dict[str, ast.expr]:
-    """Values that the files of a folder give names to."""
+    """Module-level constants of the files in a folder, by name."""
     return {
         node.targets[0].id: node.value
         for tree in _trees(folder).values()
@@ -155,7 +155,7 @@ def _arguments(folder: str, node: _Definition) -> tuple[Argument, ...]:
 
 
 def _with_bases(folder: str, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
-    """A class, then those of its bases that are in the same folder, in order of method lookup."""
+    """A class, then its bases in the same folder, in the order of method resolution."""
     yield node
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in _classes(folder):
@@ -182,7 +182,7 @@ def _signature(folder: str, function: ast.FunctionDef) -> Iterator[tuple[str, st
 
 
 def _meanings(text: str) -> dict[str, str]:
-    """The text of each argument in the section ``Args:`` of a docstring."""
+    """The description of each argument in the ``Args:`` section of a docstring."""
     section = re.split(r'\n(?=\S)', text.partition('Args:\n')[2])[0]
     found: dict[str, str] = {}
     last: list[str] = []

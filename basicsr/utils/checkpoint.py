@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, checked and read without running code."""
+"""Checkpoint files: atomic writes, checksums, and loading that never runs code."""
 
 import errno
 import hashlib
@@ -9,14 +9,11 @@ import re
 import shutil
 import struct
 import zipfile
-from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy, deepcopy
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,17 +37,17 @@ logger = logging.getLogger(__name__)
 _WRAPPER_PREFIXES = ('module.', '_orig_mod.')
 
 _USUAL_KEYS = ('params_ema', 'params', 'state_dict')
-_SEAL = b'sha256 '  # start of the comment in ZIP files of ours
-_FOLDER = 0x10  # the attribute of a part for which torch would return uninitialised memory
+_SEAL = b'sha256 '  # start of the ZIP comment in files written here
+_FOLDER = 0x10  # attribute of a ZIP entry for which torch would return uninitialised memory
 
 
 class _HashedFile(io.BufferedWriter):
-    """A new file that counts and hashes what is written to it, from its start to its end."""
+    """A new file that counts and hashes the bytes as they are written, in order."""
 
     def __init__(self, path: Path):
         super().__init__(io.FileIO(path, 'w'))
         self.size, self._sha256 = 0, hashlib.sha256()
-        self._end = b''  # the last two bytes, not hashed yet: of a ZIP, the length of its comment
+        self._end = b''  # the last two bytes, not hashed yet: a ZIP ends in its comment's length
         self.error: OSError | None = None
 
     def sha256(self) -> str:
@@ -59,7 +56,7 @@ class _HashedFile(io.BufferedWriter):
         return digest.hexdigest()
 
     def seal(self) -> None:
-        """Give the ZIP that has been written a comment: the SHA-256 of all before its length."""
+        """Add a comment to the finished ZIP: the SHA-256 of all bytes before its length field."""
         seal = _seal(self._sha256.hexdigest())
         self.size -= len(self._end)
         self.seek(self.size)
@@ -82,14 +79,14 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
     """Write tensors and plain Python values to ``path``, atomically.
 
     Args:
-        content: A file ``*.safetensors`` takes only a state dict, or a dict of state dicts; either
-            with the ``description`` of the network.
+        content: For a ``*.safetensors`` file only a state dict or a dict of state dicts, with or
+            without the ``description`` of the network.
 
     Returns:
         ``size`` in bytes and ``sha256`` of the file.
 
     Raises:
-        OSError: It cannot be written; where space is short, before anything is.
+        OSError: The file cannot be written; a lack of space is found before writing begins.
     """
     path = Path(path)
     with atomic_path(path) as temporary, _HashedFile(temporary) as file:
@@ -108,20 +105,20 @@ def save_checkpoint(content: dict, path: str | Path) -> dict[str, Any]:
 
 
 def _warn_of_objects(path: Path) -> None:
-    """Warn of what a model of a user's own has put in, and no safe reader takes out again."""
+    """Warn of objects that a user's model has stored and that safe loading refuses."""
     if found := torch.serialization.get_unsafe_globals_in_checkpoint(path):
         logger.warning(
-            'Saving: %s holds objects (%s), and will be refused when it is read: keep tensors and '
-            'plain values instead.',
+            'Saving: %s holds objects (%s) and will be refused when it is loaded: store only '
+            'tensors and plain values.',
             *(path, some(found)),
         )
 
 
 def description(network_options: Mapping[str, Any], scale: int | None) -> dict[str, Any]:
-    """What a file says of its network, under the key ``DESCRIPTION``; other programs ignore it.
+    """Describe a network in its file, under the key ``DESCRIPTION``; other programs ignore it.
 
-    Options that are no plain values cannot be read back safely: a warning says so, and the network
-    is None.
+    Options that are not plain values cannot be read back safely: the network is then None, with a
+    warning.
 
     Args:
         network_options: Type and arguments, such as the section ``network_g``.
@@ -133,14 +130,14 @@ def description(network_options: Mapping[str, Any], scale: int | None) -> dict[s
         network = None
         logger.warning(
             'Saving: the network %s has %s among its arguments, and files hold only plain values: '
-            'load_network_from will not know it.',
+            'load_network_from cannot rebuild it from this file.',
             *(network_options.get('type'), error),
         )
     return {'network': network, 'scale': scale, 'version': __version__}
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON would give it back."""
+    """A value as it would come back from JSON."""
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -172,74 +169,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-class BackgroundSaver:
-    """Writes checkpoints in a background thread, one at a time, from copies in main memory.
-
-    What has been queued is still written if the program ends by an exception or Ctrl-C, unless
-    a launcher kills it first because another rank has ended.
-    """
-
-    _MOST_PENDING = 4  # the files of one iteration; more would only pile up in memory
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, 'checkpoints')
-        self._pending: deque[Future] = deque()
-        self._failed = False
-
-    def save(
-        self, content: dict, path: str | Path, write: Callable[[dict, Any], Any] | None = None
-    ) -> None:
-        """Copy the content and return; it is written later, by ``write`` or ``save_checkpoint``.
-
-        Raises:
-            OSError: An earlier file could not be written.
-        """
-        self._finish(self._MOST_PENDING - 1)
-        write = write or save_checkpoint
-        self._pending.append(self._pool.submit(self._write, write, copy_to_cpu(content), path))
-
-    def check(self) -> None:
-        """Raise the error of a file that could not be written, without waiting for others."""
-        self._finish(self._MOST_PENDING)
-
-    def close(self) -> None:
-        """Wait until all is written; errors as for ``save``."""
-        self._finish(0)
-        self._pool.shutdown()
-
-    def _write(self, write: Callable[[dict, Any], Any], content: dict, path: str | Path) -> None:
-        if self._failed:  # a state without its networks is worse than none
-            return
-        try:
-            write(content, path)
-        except BaseException as error:
-            self._failed = True
-            logger.error('%s', error)  # at once, since the result may never be asked for
-            raise
-
-    def _finish(self, most_pending: int) -> None:
-        """Wait for the oldest files until so many are left; raise errors of those written."""
-        while self._pending and (len(self._pending) > most_pending or self._pending[0].done()):
-            self._pending.popleft().result()
-
-
-def copy_to_cpu(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples, with all tensors in main memory.
-
-    Numbers of numpy, such as scores of users' metrics, become Python's, which are safe to read.
-    """
-    if isinstance(value, Tensor):
-        return value.detach().to('cpu', copy=True)
-    if isinstance(value, dict):
-        result = copy(value)  # of the same class: a Counter stays a Counter
-        for key, item in value.items():
-            result[key] = copy_to_cpu(item)
-        return result
-    if isinstance(value, list | tuple):
-        return type(value)(map(copy_to_cpu, value))
-    return value.item() if isinstance(value, np.generic) else deepcopy(value)
-
-
 def load_checkpoint(path: str | Path) -> Any:
     """Read a checkpoint onto the CPU; code inside the file is refused, never run.
 
@@ -268,11 +197,12 @@ def load_checkpoint(path: str | Path) -> Any:
 def check_archive(path: str | Path) -> None:
     """Verify the checksum of a torch file, which torch ignores.
 
-    Ours have one for the whole file; in files of other programs each part has one, unless they
-    were written without. Files of other kinds are skipped.
+    Files written here have one for the whole file; in others each entry may have one. Files other
+    than ZIP archives are skipped.
 
     Raises:
-        ValueError: The file is damaged, or would take more memory than it has: torch packs nothing.
+        ValueError: The file is damaged, or its entries claim more bytes than it has: torch does
+            not compress.
     """
     is_sealed = _check_seal(Path(path))
     try:
@@ -295,7 +225,7 @@ def check_archive(path: str | Path) -> None:
 
 
 def _seal(sha256: str) -> bytes:
-    """The end of a ZIP from the length of its comment on."""
+    """The end of a ZIP: the length of its comment, and the comment."""
     comment = _SEAL + sha256.encode()
     return struct.pack('<H', len(comment)) + comment
 
@@ -328,8 +258,8 @@ def strip_wrapper_prefixes(
 ) -> Mapping[str, Any]:
     """The state dict without the prefixes of DDP and torch.compile, in any nesting.
 
-    A prefix goes only while no key is an ``expected`` one: a network may have a layer of its own
-    called ``module``.
+    A prefix is removed only while no key is an ``expected`` one: a network may have a layer of its
+    own called ``module``.
     """
     while state_dict and not any(key in expected for key in state_dict):
         prefix = next(
@@ -344,13 +274,13 @@ def strip_wrapper_prefixes(
 def take_below_prefix(
     state_dict: Mapping[str, Any], expected: Container[str], path: str | Path
 ) -> Mapping[str, Any]:
-    """The part of a state dict whose names are the ``expected`` ones after a prefix, if any.
+    """The part of a state dict whose keys are the ``expected`` ones behind a prefix, if any.
 
-    Networks inside something larger are stored so (``net_g.conv.weight``), and those of
-    torch's AveragedModel, beside ``n_averaged``. A warning names it.
+    Networks inside a larger module have such keys (``net_g.conv.weight``), and so have those of
+    torch's AveragedModel, beside ``n_averaged``. A warning names the prefix.
 
     Raises:
-        ValueError: There are several such parts.
+        ValueError: Several prefixes match equally well.
     """
     if any(name in expected for name in state_dict):
         return state_dict
@@ -361,32 +291,33 @@ def take_below_prefix(
         return state_dict
     if len(prefixes) > 1:
         raise UserError(
-            f'{path} holds several such networks: set path.param_key_* to the one that is meant, '
-            f'of {some([prefix[:-1] for prefix in prefixes])}.'
+            f'{path} holds several such networks: set path.param_key_* to one of '
+            f'{some([prefix[:-1] for prefix in prefixes])}.'
         )
     (prefix,) = prefixes
     found = _below(prefix, state_dict)
     logger.warning(
-        'Loading: of %s the names with the prefix %s are used, without it; %d others are not.',
+        'Loading: of %s only the keys with the prefix %s are used, without it; %d others are not.',
         *(path, prefix, len(state_dict) - len(found)),
     )
     return found
 
 
 def state_dicts(content: Mapping[Any, Any]) -> dict[Any, Mapping[str, Any]]:
-    """The state dicts of a file, by their keys; the description of the network is none."""
+    """The state dicts of a file by their keys, without the description of the network."""
     return {k: v for k, v in content.items() if isinstance(v, Mapping) and k != DESCRIPTION}
 
 
 def select_params(content: Any, param_key: str | None, path: str | Path) -> tuple:
     """Find the state dict in a checkpoint file: (state dict, key used or None).
 
-    The key asked for is taken if it is there; else, with a warning, the first of ``params_ema``,
-    ``params``, ``state_dict``; else the file must be a bare state dict. Of these, a key that names
-    of the state dict begin with, up to a dot, takes one of several networks.
+    The requested key is used if it is there; otherwise, with a warning, the first of
+    ``params_ema``, ``params``, ``state_dict``; otherwise the file must be a bare state dict. If the
+    requested key is a prefix of names in that state dict, up to a dot, those names are selected:
+    one of several networks.
 
     Raises:
-        ValueError: None of these is there, or it has tensors that no network takes.
+        ValueError: None of these is there, or it has tensors that no network can use.
     """
     if not isinstance(content, Mapping):
         raise UserError(f'{path} holds a {type(content).__name__}; a state dict is needed.')
@@ -414,7 +345,7 @@ def select_params(content: Any, param_key: str | None, path: str | Path) -> tupl
 
 
 def _below(prefix: str, state: Mapping[Any, Any]) -> dict[str, Any]:
-    """What has a prefix, without it."""
+    """The entries whose keys begin with a prefix, under keys without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if str(k).startswith(prefix)}
 
 

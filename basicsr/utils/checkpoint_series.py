@@ -25,8 +25,8 @@ class CheckpointSeries:
     Args:
         models: Folder of the networks.
         keep_last: States to keep, with their networks; None keeps all.
-        every, last: Interval in iterations, and the last iteration, of regular states. Others are
-            added by signals.
+        every, last: Regular states are those at multiples of ``every`` and at iteration ``last``;
+            signals add others.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class CheckpointSeries:
         self.prune(path.parent, _number(path))
 
     def is_regular(self, state: Path) -> bool:
-        """Whether an undisturbed run also writes this state."""
+        """Whether a run without interruptions also writes this state."""
         return _number(state) % self._every == 0 or _number(state) == self._last
 
     def prune(self, folder: str | Path, iteration: int) -> None:
-        """Remove the states up to an iteration that are not to be kept, and their networks.
+        """Remove states that need not be kept, up to an iteration, with their networks.
 
         Args:
-            folder: Of the states.
+            folder: The folder of the states.
         """
         if self._keep_last is None:
             return
@@ -72,10 +72,10 @@ class CheckpointSeries:
                 self._remove(state)
 
     def _remove(self, state: Path) -> None:
-        """Remove networks and then their state, so that a killed removal can be found and finished.
+        """Remove networks, then their state, so that an interrupted removal is finished later.
 
-        Networks without a state are not touched: they may be kept on purpose. Of the averages of
-        ``train.posthoc_ema``, which stay for ``basicsr average``, those go that a signal added.
+        Networks without a state are not touched: they may be kept on purpose. The averages of
+        ``train.posthoc_ema`` stay for ``basicsr average``, except those that a signal added.
         """
         networks = [*self._models.glob(f'net_*_{state.stem}.*')]
         if not self.is_regular(state):
@@ -88,18 +88,18 @@ class CheckpointSeries:
 
 
 def numbered_states(folder: str | Path) -> list[Path]:
-    """The files ``<iter>.state`` of a folder by iteration; none if there is no such folder."""
+    """The files ``<iter>.state`` of a folder, sorted by iteration; none if there is no folder."""
     states = (file for file in Path(folder).glob('*.state') if re.fullmatch(r'\d+', file.stem))
     return sorted(states, key=_number)
 
 
 def set_aside_later(path: Mapping[str, Any], iteration: int) -> None:
-    """Move checkpoints beyond the iteration that a run is resumed at into a folder of their own.
+    """Move checkpoints later than the iteration that a run resumes at to a separate folder.
 
-    They are damaged or abandoned: the newest state must belong to this run.
+    They are damaged or abandoned, and the newest state must be one of this run.
 
     Args:
-        path: The options of that section.
+        path: The option section ``path``.
     """
     states = [
         file for file in numbered_states(path['training_states']) if _number(file) > iteration
@@ -129,8 +129,8 @@ def load_state(file: str | Path, opt: Mapping[str, Any]) -> dict[str, Any]:
     state = load_checkpoint(file)
     if not _is_state(state):
         raise UserError(
-            f'{file} is not a training state, as training_states/<iter>.state is. Weights to begin '
-            'with are named by path.pretrain_network_g.'
+            f'{file} is not a training state, as training_states/<iter>.state is. To start from '
+            'pretrained weights, set path.pretrain_network_g.'
         )
     records = state.get('files', {})
     models = folder_of_networks(opt['path'] | {'resume_state': str(file)})
@@ -178,7 +178,7 @@ def check_file(file: Path, record: Mapping[str, Any] | None) -> None:
         FileNotFoundError, ValueError: It is missing, or is not what was written.
     """
     if not file.is_file():
-        advice = ' Without it, leave train.posthoc_ema out.' if 'averages_' in file.name else ''
+        advice = ' To go without it, remove train.posthoc_ema.' if 'averages_' in file.name else ''
         raise FileNotFoundError(f'no checkpoint file {file}.{advice}')
     if record is None:  # written by BasicSR 1.x
         check_archive(file)
@@ -187,12 +187,12 @@ def check_file(file: Path, record: Mapping[str, Any] | None) -> None:
     if size != record['size']:
         raise UserError(
             f'{file} has {sizeof_fmt(size)}, and {sizeof_fmt(record["size"])} were written with '
-            'the state: it is cut off, or of another run.'
+            'the state: it is truncated, or from another run.'
         )
     with file.open('rb') as content:
         digest = hashlib.file_digest(content, 'sha256').hexdigest()
     if digest != record['sha256']:
         raise UserError(
-            f'{file} is damaged, or of another run: its SHA-256 begins with {digest[:8]}, and '
-            f'{record["sha256"][:8]} was written with the state.'
+            f'{file} is damaged, or from another run: its SHA-256 begins with {digest[:8]}, and '
+            f'with {record["sha256"][:8]} when the state was written.'
         )

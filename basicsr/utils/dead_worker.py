@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-# Torch's two messages: with the signal, where it has seen one, or of processes that are gone.
+# Torch's two messages: with the signal, if it saw one, or only that processes are gone.
 _BY_SIGNAL = re.compile(r'DataLoader worker \(pid (\d+)\) is killed by signal: (.+?)\. ')
 _GONE = re.compile(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) exited unexpectedly')
 
 
 def dead_worker(error: BaseException | None) -> tuple[str, str | None] | None:
-    """Process id of the worker whose death an error reports, and the name of the signal, if known.
+    """Process ID of the worker whose death an error reports, and the signal's name, if known.
 
     None for any other error.
     """
@@ -31,7 +31,7 @@ def dead_worker(error: BaseException | None) -> tuple[str, str | None] | None:
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that led to it."""
+    """An error, then its causes and contexts."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -19,8 +19,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from .errors import MissingKeyError, UserError
 
-START_TIMEOUT = 120.0  # seconds at least, before the first step: imports, lists of files, workers
-_LATE = 5  # seconds after which a connection that should have timed out never will
+START_TIMEOUT = 120.0  # least seconds before the first step: imports, lists of files, workers
+_LATE = 5  # seconds past the timeout after which torch's rendezvous is given up
 
 
 def launched_by_torchrun() -> bool:
@@ -41,8 +41,8 @@ def init_dist(
         launcher: 'pytorch' reads torchrun's environment variables; 'slurm' reads SLURM's.
         backend: 'nccl' becomes 'gloo' where there is no GPU.
         timeout: Seconds after which processes that wait for each other time out.
-        port: Where they meet on the first node (SLURM only); default: derived from the job number.
-        **kwargs: Of ``init_process_group``.
+        port: Rendezvous port on the first node (SLURM only); by default derived from the job ID.
+        **kwargs: Passed to ``init_process_group``.
 
     Raises:
         ValueError: The environment lacks what the launcher should have set.
@@ -76,8 +76,9 @@ def init_dist(
         address = f'{os.environ["MASTER_ADDR"]}:{os.environ.get("MASTER_PORT")}'
         raise ConnectionError(
             f'rank {os.environ["RANK"]} of {os.environ["WORLD_SIZE"]} found no process group at '
-            f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the node of rank 0 '
-            'as all nodes reach it, MASTER_PORT free there; dist_params.timeout: seconds to wait.'
+            f'{address} ({str(error).splitlines()[0]}). MASTER_ADDR must be the address of the '
+            'node of rank 0, reachable from all nodes, and MASTER_PORT a free port there; '
+            'dist_params.timeout sets the seconds to wait.'
         ) from error
 
 
@@ -87,10 +88,10 @@ def limit_of_operations(timeout: float) -> datetime.timedelta:
 
 
 def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
-    """The store to meet in, as arguments of ``init_process_group``.
+    """Rendezvous of all ranks: store, rank and world size, as for ``init_process_group``.
 
-    A program that is not a store may accept a connection and never answer. torch would wait for it
-    forever: here it does so in a thread, which is abandoned.
+    A program other than torch's store may accept the connection and never answer, and torch would
+    wait forever. So it waits in a thread, which is abandoned after the timeout.
     """
     found: Future[tuple] = Future()
 
@@ -109,11 +110,12 @@ def _meet(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 def _store_of_this_start(timeout: datetime.timedelta) -> dict[str, Any]:
-    """As ``_meet``, under a name that only the ranks of this start know.
+    """As ``_meet``, with a key prefix that only the ranks of this start know.
 
-    torchrun keeps its store when it restarts all ranks, with the addresses of dead ones.
-    Restart counts may differ, as a node may join later; so rank 0 invents a name, and
-    answers every rank that has arrived, also dead ones, until all of this start have its answer.
+    torchrun keeps its store when it restarts all ranks, and in it the addresses of dead ones.
+    The restart count cannot be the prefix: it differs on a node that joined later. So rank 0 makes
+    up a random one and sends it to every rank that has arrived, dead ones included, until all
+    ranks of this start have it.
     """
     meeting = _meet(timeout)
     store, rank, world_size = meeting.values()
@@ -152,7 +154,7 @@ def _slurm_environment(port: int | None) -> None:
     if port is not None:
         os.environ['MASTER_PORT'] = str(port)
     elif 'MASTER_PORT' not in os.environ:
-        # Two jobs on one node must not meet: derive the port from the job's number.
+        # Two jobs on one node must not meet, so the port depends on the job ID.
         os.environ['MASTER_PORT'] = str(20000 + int(os.environ.get('SLURM_JOB_ID', '9500')) % 20000)
 
 
@@ -184,7 +186,7 @@ def master_only(func: Callable) -> Callable:
 
 
 def barrier() -> None:
-    """Wait for all ranks; nothing to wait for without a process group."""
+    """Wait for all ranks; returns at once without a process group."""
     if get_dist_info()[1] > 1:
         dist.barrier()
 

@@ -1,7 +1,7 @@
 """Download files, such as published weights, from the web and from Google Drive.
 
-A file appears whole or not at all: a body that ends early, a web page in place of the file, and a
-file whose SHA-256 does not begin with the digits in its name (``spynet-3d2a1287.pth``) are refused.
+Downloads are atomic. A truncated body, a web page in place of the file, and a file whose SHA-256
+does not begin with the digits in its name (``spynet-3d2a1287.pth``) are rejected.
 """
 
 import hashlib
@@ -26,17 +26,17 @@ from .text import printable, sizeof_fmt
 logger = logging.getLogger(__name__)
 
 _DRIVE = 'https://drive.google.com/uc'
-_LARGEST = 2**36  # bytes; more than any network or test set that is offered so
+_LARGEST = 2**36  # bytes; more than any published network or test set
 _LARGEST_PAGE = 2**20
 _TIMEOUT = 60  # seconds without a byte
 
-# As of torch.hub; a date (-20220101.pth) is no checksum.
+# The convention of torch.hub; a date (-20220101.pth) is not a checksum.
 _DIGITS = re.compile(r'-(?!20[0-3]\d[01]\d[0-3]\d\.)([0-9a-f]{8,64})\.')
 _PAGE = re.compile(rb'\s*<(!doctype\s+html|html)', re.IGNORECASE)
 
 
 class DownloadError(UserError, OSError):
-    """A file that cannot be fetched."""
+    """A file that cannot be downloaded."""
 
 
 def load_file_from_url(
@@ -47,11 +47,11 @@ def load_file_from_url(
 ) -> str:
     """Download a file unless it is there already.
 
-    A file that is there is taken if it is not empty and its SHA-256 begins with the digits in its
-    name, if there are some; otherwise it is downloaded again.
+    An existing file is used if it is not empty and its SHA-256 begins with the digits in its name,
+    if any; otherwise it is downloaded again.
 
     Args:
-        url: An address of https or http.
+        url: An https or http URL.
         model_dir: Folder for the file; None is ``torch.hub.get_dir()/checkpoints``, which follows
             the environment variable TORCH_HOME.
         progress: Show a progress bar.
@@ -61,11 +61,11 @@ def load_file_from_url(
         The absolute path of the file.
 
     Raises:
-        DownloadError: It cannot be fetched, or is not what its name promises; an OSError.
+        DownloadError: It cannot be downloaded, or does not match its name; an OSError.
     """
     name = file_name or PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ('', '..'):
-        raise UserError(f'{url} does not end in the name of a file: give one (file_name).')
+        raise UserError(f'{url} does not end in the name of a file: give one as file_name.')
     if model_dir is None:
         from torch.hub import get_dir  # torch takes seconds to import
 
@@ -82,15 +82,15 @@ def load_file_from_url(
 
 
 def download_file_from_google_drive(file_id: str, save_path: str | Path) -> None:
-    """Download a shared file of Google Drive, with the confirmation that large ones ask for.
+    """Download a shared file from Google Drive, with the confirmation that large files need.
 
     Args:
-        file_id: The long name in the address of the file.
+        file_id: The ID in the URL of the file.
         save_path: Path for the file; an existing one is replaced.
 
     Raises:
-        DownloadError: It cannot be fetched: there is no such file, it is not shared with everyone,
-            or it was downloaded too often of late.
+        DownloadError: There is no such file, it is not shared with everyone, or its download quota
+            is exceeded.
     """
     url = f'{_DRIVE}?{urlencode({"id": file_id, "export": "download"})}'
     with _open(url) as response:
@@ -106,13 +106,13 @@ def download_file_from_google_drive(file_id: str, save_path: str | Path) -> None
 
 
 def get_confirm_token(response: Any) -> str | None:
-    """The token by which Google Drive is told to send a large file all the same.
+    """The token that confirms the download of a large file from Google Drive.
 
     Args:
         response: Of ``urlopen`` or ``requests``.
 
     Returns:
-        None if it is not asked for.
+        None if no confirmation is needed.
     """
     for name, value in getattr(response, 'cookies', {}).items():
         if name.startswith('download_warning'):
@@ -127,7 +127,7 @@ def save_response_content(
     chunk_size: int = 32768,
     progress: bool = True,
 ) -> None:
-    """Write the body of a response to a file, which appears whole or not at all.
+    """Write the body of a response to a file, atomically.
 
     Args:
         response: Of ``urlopen`` or ``requests``.
@@ -166,7 +166,7 @@ def _check(name: str, url: str, size: int, file_size: int | None, sha256: str) -
     if digits and not sha256.startswith(digits[1]):
         raise DownloadError(
             f'{url}: its SHA-256 begins with {sha256[:8]}, not with {digits[1]} as its name {name} '
-            'says. Try again; if the name is meant otherwise, give another (file_name).'
+            'says. Try again; if those digits are not a checksum, give another file_name.'
         )
 
 
@@ -181,9 +181,9 @@ def _is_whole(path: Path) -> bool:
 
 
 def _open(url: str) -> Any:
-    """The response of a server, which is refused if it came from https to something else."""
+    """The response of a server; redirects from https to anything else are refused."""
     if urlsplit(url).scheme not in ('https', 'http'):
-        raise UserError(f'{url} is no address of https or http.')
+        raise UserError(f'{url} is not an https or http URL.')
     with _explaining(url):
         response = urlopen(url, timeout=_TIMEOUT)
     if url.startswith('https:') and not response.geturl().startswith('https:'):
@@ -209,8 +209,8 @@ def _explaining(url: str) -> Iterator[None]:
         error.close()
         gone = 'It was moved or removed, or is not shared. ' if error.code in (403, 404) else ''
         raise DownloadError(
-            f'{url}: the server answers {error.code} ({error.reason}). {gone}Look at the address '
-            'with a browser.'
+            f'{url}: the server answers {error.code} ({error.reason}). {gone}Open the address in a '
+            'browser.'
         ) from error
     except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
         reason = getattr(error, 'reason', None) or error
@@ -225,10 +225,10 @@ def _address(response: Any) -> str:
 
 
 def _instead_of_file(url: str, title: str) -> str:
-    busy = ' It was downloaded too often of late; try again in a day.' if 'uota' in title else ''
+    busy = ' Its download quota is exceeded; try again in a day.' if 'uota' in title else ''
     return (
-        f"{url} gives a web page, '{printable(title)[:100]}', instead of the file.{busy} Look at "
-        'the address with a browser.'
+        f"{url} gives a web page, '{printable(title)[:100]}', instead of the file.{busy} Open the "
+        'address in a browser.'
     )
 
 

@@ -10,17 +10,17 @@ class UserError(ValueError):
 
 
 class MissingKeyError(UserError, KeyError):
-    """A name or an option that is not there."""
+    """A name or an option that does not exist."""
 
     __str__ = Exception.__str__  # a KeyError would put the message in quotes
 
 
 class ArgumentError(UserError, TypeError):
-    """Arguments that a component does not take, or lacks."""
+    """Arguments that a component does not take, or required ones that are missing."""
 
 
 class CheckError(UserError, AssertionError):
-    """Sizes or numbers that do not fit, for which BasicSR 1.x has an ``assert``."""
+    """Sizes or numbers that do not match, where BasicSR 1.x has an ``assert``."""
 
 
 class MissingPackageError(UserError, ImportError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .img_util import cv2
-from .logger import read_rows
+from .json_lines import read_rows
 from .matlab_functions import imresize
 from .misc import atomic_path
 from .text import printable
@@ -31,7 +31,7 @@ def enlarge(lq: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def side_by_side(panel: Panel, limit: int = 512) -> np.ndarray:
-    """LQ (nearest neighbour), result and GT, those that there are, in one (h, w, 3) RGB image.
+    """LQ (nearest neighbour), result and GT, as far as given, in one (h, w, 3) RGB image.
 
     Images larger than ``limit`` pixels are cropped to the centre.
     """
@@ -56,14 +56,14 @@ def write_comparison(
     panels: Sequence[Panel],
     score: Callable[[dict[str, np.ndarray], str], Mapping[str, float]],
 ) -> None:
-    """Write one row per image: the whole result, and its most detailed part enlarged.
+    """Write one row per image: the whole result, then close-ups of its most detailed part.
 
-    The part is shown of LQ enlarged by bicubic (of LQ itself, where it is as large as the result),
-    of the result and of GT. Scores in the captions are those of the whole images. A sample, which
-    has no LQ, is shown by itself.
+    The close-ups are of LQ enlarged by bicubic interpolation (LQ itself if it is as large as the
+    result), of the result and of GT. Scores in the captions are those of the whole images. A
+    generated sample, which has no LQ, is shown by itself.
 
     Args:
-        score: From {'result', 'gt'} and a name to scores, for the enlarged LQ.
+        score: Scores the enlarged LQ, given {'result', 'gt'} and the name of the image.
     """
     columns = 4 if any('gt' in panel for panel in panels) else 3
     figure = _figure(4 * columns, 4.4 * len(panels))
@@ -104,7 +104,7 @@ def _draw_comparison(axes: Sequence[Any], panel: Panel, score: Callable) -> None
 
 
 def detailed_part(image: np.ndarray, side: int = 128) -> tuple[int, int, int]:
-    """Top, left and side of the square of an image with the steepest edges."""
+    """Top, left and side of the square of an image with the most edges."""
     side = min(side, *image.shape[:2])
     grey = image if image.ndim == 2 else image.mean(2).astype(np.float32)
     edges = np.abs(cv2.Laplacian(grey.astype(np.float32), cv2.CV_32F))
@@ -171,7 +171,7 @@ def _draw_curves(axis: Any, title: str, curves: Mapping[str, Sequence[tuple[int,
 
 
 def smoothed(values: np.ndarray, share: float = 0.05) -> np.ndarray:
-    """The mean of each value and those before it in a window of a share of all."""
+    """Trailing moving average, over a window of a share of all values."""
     window = max(round(share * len(values)), 1)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
     ends = np.arange(1, len(values) + 1)
@@ -217,7 +217,7 @@ def write_contact_sheet(path: str | Path, panels: Sequence[Panel], columns: int 
 def write_histograms(
     path: str | Path, parameters: Mapping[str, Mapping[str, Sequence[Any]]], columns: int = 4
 ) -> None:
-    """Draw how often each value of each parameter occurs: floats in bins, all others as bars.
+    """Draw how often each value of each parameter occurs: histograms of floats, bars of others.
 
     Args:
         parameters: By title, then by the name of a series, its values.

@@ -84,7 +84,7 @@ class LmdbBackend(BaseStorageBackend):
         readahead, max_readers, max_spare_txns: As in ``lmdb.open``.
 
     Raises:
-        ValueError: An option would write, or is another one.
+        ValueError: An option would allow writing, or is unknown.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LmdbBackend(BaseStorageBackend):
 
 
 # LMDB allows a database to be opened once per process: all backends share these handles, by path
-# and options. The second value tells which file the handle has open.
+# and options. The second value identifies the file that the handle has open.
 _opened: dict[tuple[str, str], tuple[Any, tuple[int, int]]] = {}
 
 
@@ -156,10 +156,10 @@ def _open_lmdb(path: str, options: Mapping[str, Any]) -> tuple[Any, type[Excepti
 
 
 def _forget_replaced(path: str) -> None:
-    """Drop handles of a database that was removed since, and made anew at the same path."""
+    """Drop handles of a database that has since been removed and created anew at the same path."""
     for key, (_, file) in list(_opened.items()):
-        # An open file keeps its number, so that a new one has another. A thread that is still
-        # reading closes the old database when it is done.
+        # The inode of an open file is not reused. If a thread is still reading, the old database
+        # is closed when it is done.
         if key[0] == path and file != _file_of(path):
             del _opened[key]
 

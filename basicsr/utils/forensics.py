@@ -1,7 +1,7 @@
-"""What the pixels of an image tell of its past: compression, enlargement, copies.
+"""Image forensics: find traces of JPEG compression and enlargement in pixels, and find copies.
 
 Images are arrays (h, w) or (h, w, c) in BGR as they are stored: uint8, uint16, or floats in [0, 1].
-Levels are those of 8 bits, from 0 to 255.
+Levels are 8-bit levels, from 0 to 255.
 """
 
 import math
@@ -25,8 +25,8 @@ _TABLE = np.array(
         [24, 35, 55, 64, 81, 104],
     ]
 )
-_LARGEST_STEP = 80  # of the frequencies in the table that are looked at, from a quality of 20 on
-_FEW = 30  # coefficients from which nothing is concluded
+_LARGEST_STEP = 80  # of the frequencies examined below, for qualities from 20 on
+_FEW = 30  # with fewer coefficients nothing is concluded
 
 _BINS = 40  # of a spectrum, up to half the sampling rate
 _CUTOFFS = (1 / 4, 1 / 3, 1 / 2, 2 / 3)  # of enlargements by 4, 3, 2 and 3/2
@@ -58,16 +58,13 @@ def centre(img: np.ndarray, side: int) -> np.ndarray:
     return img[top : top + side, left : left + side]
 
 
-# JPEG
-
-
 def jpeg_grid(img: np.ndarray) -> tuple[int, int] | None:
-    """Where the blocks of a JPEG compression begin (row, column, each 0 to 7); None if nowhere.
+    """Origin of the block grid of a JPEG compression (row, column, each 0 to 7); None if not found.
 
-    At the right place, blocks have more DCT coefficients of 0 than at the 63 others. Every pixel
-    votes for the place whose block around it has most, and a place is accepted that would get as
-    many votes by chance less than once in 10 ** 6 images: the method of Nikoukhah et al., "ZERO: a
-    Local JPEG Grid Origin Detector Based on the Number of DCT Zeros" (IPOL 2021),
+    At the true origin, blocks have more zero DCT coefficients than at the 63 others. Every pixel
+    votes for the origin whose block around it has the most, and an origin is accepted if chance
+    gives that many votes in less than one of 10 ** 6 images: the method of Nikoukhah et al., "ZERO:
+    a Local JPEG Grid Origin Detector Based on the Number of DCT Zeros" (IPOL 2021),
     https://doi.org/10.5201/ipol.2021.390, with one test for the whole image.
     """
     y = np.ascontiguousarray(luma(img))
@@ -78,11 +75,11 @@ def jpeg_grid(img: np.ndarray) -> tuple[int, int] | None:
     counts = np.bincount(vote[(vote >= 0) & (best > 0)], minlength=64)
     # Blocks around neighbouring pixels overlap: only one in 64 is independent.
     number, share, chance = vote.size / 64, min(counts.max() / vote.size, 1 - 1e-9), 1 / 64
-    # Enlargements by 2 or 4 have blocks alike at 16 or 4 of the places.
+    # Images enlarged by 2 or 4 have similar blocks at 16 or 4 of the origins.
     second, most = np.partition(counts, -2)[-2:]
     if share <= chance or most < 2 * second:
         return None
-    # Hoeffding's bound of the tail of a binomial distribution.
+    # Hoeffding's bound on the tail of a binomial distribution.
     information = share * math.log(share / chance)
     information += (1 - share) * math.log((1 - share) / (1 - chance))
     if math.log(64) - number * information > math.log(1e-6):
@@ -92,7 +89,7 @@ def jpeg_grid(img: np.ndarray) -> tuple[int, int] | None:
 
 
 def _zeros_of_blocks(y: np.ndarray) -> np.ndarray:
-    """Number of AC coefficients below half a level, for the 8x8 block from each pixel on."""
+    """Number of AC coefficients below half a level, for the 8x8 block that starts at each pixel."""
     height, width = (length - 7 for length in y.shape)
     zeros = np.zeros((height, width), np.int16)
     for u in range(8):
@@ -100,7 +97,7 @@ def _zeros_of_blocks(y: np.ndarray) -> np.ndarray:
             if u or v:
                 filtered = cv2.sepFilter2D(y, -1, _DCT[v], _DCT[u], anchor=(0, 0))
                 zeros += np.abs(filtered[:height, :width]) < 0.5
-    # Blocks without change along an axis say nothing: they have zeros at any place.
+    # Blocks that are constant along an axis are no evidence: they have zeros at any origin.
     for axis, size in ((1, (7, 8)), (0, (8, 7))):
         steps = np.abs(np.diff(y, axis=axis))
         change = cv2.boxFilter(steps, -1, size, anchor=(0, 0), normalize=False)
@@ -109,7 +106,7 @@ def _zeros_of_blocks(y: np.ndarray) -> np.ndarray:
 
 
 def _votes(zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each pixel, the most zeros of a block around it, and the block's place; -1: a tie."""
+    """For each pixel, the most zeros of a block around it, and that block's origin; -1 for ties."""
     height, width = (length - 7 for length in zeros.shape)
     best = np.full((height, width), -1, np.int16)
     vote = np.full((height, width), -1, np.int16)
@@ -124,10 +121,10 @@ def _votes(zeros: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def jpeg_quality(img: np.ndarray, grid: tuple[int, int]) -> float | None:
-    """Quality of the JPEG compression whose blocks begin at ``grid``, by libjpeg's scale.
+    """Quality of the JPEG compression whose blocks begin at ``grid``, on libjpeg's scale.
 
-    The DCT coefficients of the blocks are multiples of the quantization steps; of these follows the
-    quality. Within 2 of the right one from 20 to 95; None if there is too little to go by.
+    The DCT coefficients of the blocks are multiples of the quantization steps, which reveal the
+    quality. Accurate to 2 for qualities from 20 to 95; None if there is too little evidence.
     """
     row, column = grid
     height, width = ((length - first) // 8 for length, first in zip(img.shape, grid, strict=False))
@@ -150,7 +147,7 @@ def jpeg_quality(img: np.ndarray, grid: tuple[int, int]) -> float | None:
 
 
 def _quantization_step(coefficients: np.ndarray) -> int:
-    """The largest step that the coefficients are multiples of, but for rounded pixels."""
+    """The largest step of which the coefficients are multiples, up to the rounding of pixels."""
     values = np.abs(coefficients)
     values = values[values > 1]
     if len(values) < _FEW:
@@ -160,24 +157,22 @@ def _quantization_step(coefficients: np.ndarray) -> int:
         if np.mean(values < step / 2) > 0.05:
             break  # smaller ones exist
         error = np.abs(values - step * np.rint(values / step))
-        # Of any values it would be step / 4 on average.
+        # For arbitrary values it would be step / 4 on average.
         if error.mean() < step / 9 and np.mean(error < max(1, 0.15 * step)) > 0.9:
             best = step
     return best
 
 
-# Enlargement
-
-
 def spectral_cutoff(img: np.ndarray) -> tuple[float, float]:
-    """How far the spectrum drops at a frequency beyond which it is nearly empty.
+    """The sharpest drop of the power spectrum: a large one is the mark of an enlargement.
 
     The power along rows and along columns just below a frequency is compared with that above. In
-    photographs it falls gradually; behind an enlargement it ends with that of the smaller image.
+    photographs it falls gradually; after an enlargement it ends where that of the smaller image
+    did.
 
     Returns:
-        The largest drop in dB, and where, as a share of half the sampling rate: 1/2 after an
-        enlargement by 2.
+        The largest drop in dB, and its frequency as a share of half the sampling rate: 1/2 after
+        an enlargement by 2.
     """
     y = luma(img)
     if min(y.shape) < 64:
@@ -207,10 +202,10 @@ def _spectrum(y: np.ndarray) -> np.ndarray:
 
 
 def replication(img: np.ndarray) -> int:
-    """By which factor pixels are repeated, as after an enlargement by the nearest neighbour.
+    """Factor by which pixels are repeated, as by a nearest-neighbour enlargement.
 
     Returns:
-        4, 3 or 2; 1: they are not.
+        4, 3 or 2; 1 if they are not repeated.
     """
     for factor in (4, 3, 2):
         height, width = (length // factor * factor for length in img.shape[:2])
@@ -223,18 +218,16 @@ def replication(img: np.ndarray) -> int:
 
 
 def repeated(img: np.ndarray, factor: int) -> np.ndarray:
-    """Every pixel ``factor`` x ``factor`` times."""
+    """Repeat every pixel ``factor`` x ``factor`` times."""
     return img.repeat(factor, 0).repeat(factor, 1)
 
 
-# Copies
-
-
 def perceptual_hash(img: np.ndarray) -> int | None:
-    """64 bits that copies of an image share, but for a few, in another size or compression.
+    """A 64-bit hash of which resizing or compressing the image changes only a few bits.
 
-    The signs of its 64 lowest frequencies against their median, constant left out, of the luma
-    reduced to 32 x 32 pixels. None for an image without contrast, whose signs are noise.
+    Each bit says whether one of the 64 lowest DCT frequencies, the constant left out, is above
+    their median; the luma is first reduced to 32 x 32 pixels. None for an image without contrast,
+    where the bits would be noise.
     """
     small = thumbnail(img, _HASH_SIDE)
     if small.std() < 2:
@@ -283,10 +276,10 @@ def similar_pairs(hashes: Sequence[int], most: int = 7) -> Iterator[tuple[int, i
 
 
 def is_copy(one: np.ndarray, two: np.ndarray) -> bool:
-    """Whether two images show the same, by their pixels at 64 x 64.
+    """Whether two images show the same content, by the correlation of their 64 x 64 thumbnails.
 
-    A correlation of 0.98 leaves room for JPEG at a quality of 30 and for another size, not for
-    another moment of a scene.
+    The threshold of 0.98 tolerates JPEG at a quality of 30 and resizing, but not another moment of
+    the same scene.
     """
     pixels = [thumbnail(img, _VERIFIED_SIDE).ravel() for img in (one, two)]
     return float(np.corrcoef(*pixels)[0, 1]) > 0.98

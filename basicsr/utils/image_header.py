@@ -1,4 +1,4 @@
-"""Read image headers for what OpenCV does not report, or applies without being asked."""
+"""Read from image headers what OpenCV does not report, or applies without being asked."""
 
 import re
 import struct
@@ -40,13 +40,13 @@ class _Field(NamedTuple):
 
 
 def as_stored(content: bytes) -> tuple[bytes | bytearray, bool]:
-    """The file without what would make OpenCV alter its pixels, and whether they are floats.
+    """The file without the tags that make OpenCV alter its pixels, and whether they are floats.
 
-    OpenCV turns a TIFF by its orientation and multiplies it by its alpha, whatever the flags.
+    OpenCV rotates a TIFF by its orientation and multiplies it by its alpha, whatever the flags.
 
     Raises:
-        ValueError: The format is not one that a dataset reads, or a TIFF of a kind that
-            OpenCV does not read as stored, or a JPEG file is far too small for its pixels.
+        ValueError: The format is not one that a dataset reads, OpenCV would not read this kind of
+            TIFF or BMP as stored, or a JPEG file is far too small for its number of pixels.
     """
     if not _FORMATS.match(content):
         raise UserError(
@@ -113,7 +113,7 @@ def has_alpha(content: bytes) -> bool:
 
 
 def has_palette(content: bytes) -> bool:
-    """Whether an image file has at most 256 colours, which its pixels are numbers of."""
+    """Whether the pixels of an image file are indices into a palette of at most 256 colours."""
     if content.startswith(b'\x89PNG'):
         return content[25:26] == b'\3'
     if content.startswith(b'BM'):
@@ -160,7 +160,7 @@ def _possible_white(content: bytes, img: np.ndarray) -> int:
 
 
 def _check_jpeg(content: bytes) -> None:
-    """Refuse a JPEG file that is far too small for its size in pixels: OpenCV would fill them."""
+    """Refuse a JPEG file that is far too small for its pixels: OpenCV would fill in the rest."""
     place = 2 if content[:2] == b'\xff\xd8' else len(content)
     while place + 9 <= len(content) and content[place] == 0xFF:
         marker = content[place + 1]
@@ -179,7 +179,7 @@ def _check_jpeg(content: bytes) -> None:
 
 
 def _check_bmp(content: bytes) -> None:
-    """Refuse a BMP file whose bit masks order the channels in a way unknown to OpenCV."""
+    """Refuse a BMP file whose bit masks order the channels in a way that OpenCV ignores."""
     is_bmp, kind = content.startswith(b'BM'), int.from_bytes(content[30:34], 'little')
     if is_bmp and content[28:30] == b'\x20\0' and kind in (3, 6):  # BI_BITFIELDS
         masks = struct.unpack_from('<3I', content.ljust(66, b'\0'), 54)

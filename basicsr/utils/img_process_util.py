@@ -1,7 +1,7 @@
 """Filter images with a kernel (by FFT), and sharpen them by unsharp masking (USM).
 
-The sharpening is the one of the targets of Real-ESRGAN: Xintao Wang, Liangbin Xie, Chao Dong, Ying
-Shan, "Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data" (2021),
+The sharpening is that of Real-ESRGAN's targets: Xintao Wang, Liangbin Xie, Chao Dong, Ying Shan,
+"Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data" (2021),
 https://arxiv.org/abs/2107.10833
 """
 
@@ -16,10 +16,10 @@ from .img_util import cv2
 
 
 def filter2D(img: Tensor, kernel: Tensor) -> Tensor:
-    """Correlate images with a kernel each; the borders are reflected.
+    """Correlate each image with its kernel; the borders are reflected.
 
-    Computed as a product of spectra: that takes as long for any kernel, and with the 21 x 21 pixels
-    of a blur a quarter of the time of a convolution on the CPU.
+    Computed by FFT, so the cost hardly depends on the size of the kernel: with 21 x 21 pixels it is
+    a quarter of that of a convolution on the CPU.
 
     Args:
         img: (b, c, h, w), of any size from 1 x 1.
@@ -51,7 +51,7 @@ def _reflect_pad(img: Tensor, pad: int) -> Tensor:
 
 
 def _reflected(size: int, pad: int, device: torch.device) -> Tensor:
-    """The pixel of a line of ``size`` that is seen at each place from -pad to size + pad - 1."""
+    """Index of the pixel of a line that is seen at each place from -pad to size + pad - 1."""
     place = torch.arange(-pad, size + pad, device=device) % max(2 * size - 2, 1)
     return size - 1 - (place - (size - 1)).abs()
 
@@ -59,14 +59,14 @@ def _reflected(size: int, pad: int, device: torch.device) -> Tensor:
 def usm_sharp(
     img: np.ndarray, weight: float = 0.5, radius: int = 50, threshold: float = 10
 ) -> np.ndarray:
-    """Sharpen an image where it differs from its blurred self: unsharp masking.
+    """Sharpen an image by unsharp masking: add what a blur removes.
 
     Args:
         img: (h, w, c) or (h, w), floating, in [0, 1].
         weight: How much of the difference is added.
         radius: Size of the Gaussian window; an even one is made odd by adding 1.
-        threshold: Pixels differing by less, in units of 1/255, stay; the border of these regions
-            is blurred by the same window.
+        threshold: Pixels that differ by less, in units of 1/255, are left unchanged; the mask of
+            the others is blurred by the same window.
     """
     size = _odd(radius)
 

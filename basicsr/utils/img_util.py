@@ -17,10 +17,10 @@ from .misc import atomic_path
 
 logger = logging.getLogger(__name__)
 
-# Of an image, by its header: a file of a few kilobytes may claim any size.
+# Limit on the size in the header of an image: a file of a few kilobytes may claim any.
 _MOST_PIXELS = 2**28
 os.environ.setdefault('OPENCV_IO_MAX_IMAGE_PIXELS', str(_MOST_PIXELS))  # read at the import
-# Its warnings of damaged images name no file; the errors that follow them here do.
+# OpenCV's warnings about damaged images do not name the file; the errors raised here do.
 os.environ.setdefault('OPENCV_LOG_LEVEL', 'ERROR')
 
 try:
@@ -155,8 +155,8 @@ def imfrombytes(content: bytes, flag: str = 'color', float32: bool = False) -> n
         raise UserError(f'OpenCV cannot decode the image: {error}') from error
     if img is None:
         raise UserError(
-            f'The {len(content)} bytes are no image that OpenCV can decode: cut off, damaged or of '
-            'an unknown kind.'
+            f'The {len(content)} bytes are no image that OpenCV can decode: truncated, damaged or '
+            'of an unknown kind.'
         )
     if is_float:
         img = _in_unit_range(img, flag)
@@ -189,16 +189,16 @@ def _in_unit_range(img: np.ndarray, flag: str) -> np.ndarray:
 
 
 def read_unchanged(path: str | Path) -> np.ndarray:
-    """Decode a file as ``imfrombytes`` with 'unchanged', with a warning of what is left out.
+    """Decode a file as ``imfrombytes`` with 'unchanged', and warn of what is dropped.
 
     Raises:
         FileNotFoundError: No such file.
         ValueError: As ``imfrombytes``.
     """
-    # Not cv2.imread, which neither says why a file cannot be read nor keeps TIFFs upright.
+    # Not cv2.imread: it does not say why a file cannot be read, and rotates TIFFs.
     content = Path(path).read_bytes()
     img = imfrombytes(content, 'unchanged')
-    for _, warning in remarks(content, img, skip=('depth',)):  # of which nothing is lost
+    for _, warning in remarks(content, img, skip=('depth',)):  # no values are lost here
         logger.warning(warning, path)
     return img
 
@@ -209,7 +209,7 @@ def imwrite(
     params: Sequence[int] | None = None,
     auto_mkdir: bool = True,
 ) -> None:
-    """Write an image; the file appears complete or not at all.
+    """Write an image, atomically.
 
     Args:
         img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA, uint8; PNG and TIFF also keep uint16. What a
@@ -219,7 +219,7 @@ def imwrite(
         auto_mkdir: Make missing folders.
 
     Raises:
-        OSError: The image cannot be encoded or the file not be written; the path is named.
+        OSError: The image cannot be encoded, or the file cannot be written; names the path.
     """
     path = Path(file_path)
     try:

@@ -6,9 +6,12 @@ from typing import Any
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a package or module, from modules to the blank-separated names in them.
+    """Make the ``__getattr__`` of a package or module.
 
-    A module is one of the package, or has its full name, ``basicsr.…``.
+    Args:
+        package: Its name.
+        homes: By module, the names that it defines, separated by blanks. A module is one of the
+            package, or given by its full name, ``basicsr.…``.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

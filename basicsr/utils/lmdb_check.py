@@ -48,7 +48,7 @@ def check_lmdb(folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: ``folder`` has no data.mdb.
-        ValueError: It is cut off or damaged.
+        ValueError: It is truncated or damaged.
     """
     file = Path(folder) / 'data.mdb'
     if not file.is_file():
@@ -70,4 +70,4 @@ def _check(file: str, size: int, modified: int) -> None:
     if walk.returncode:
         said = walk.stderr.strip().splitlines() or [f'exit status {walk.returncode}']
         reason = signal.strsignal(-walk.returncode) if walk.returncode < 0 else said[-1]
-        raise UserError(f'{file}: the LMDB is cut off or damaged ({reason}); make it again.')
+        raise UserError(f'{file}: the LMDB is truncated or damaged ({reason}); create it again.')

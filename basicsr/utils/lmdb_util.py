@@ -57,20 +57,20 @@ def make_lmdb_from_imgs(
 ) -> None:
     """Write the images ``data_path/<img_path>`` into an LMDB under ``keys``.
 
-    What is written before an error or an interruption stays, without a list.
+    Images written before an error or an interruption are kept, but without the list of keys.
 
     Args:
         batch: Images per commit: as many may be lost if the process is killed.
         compress_level: PNG compression, 0 to 9.
-        multiprocessing_read: Read and encode with ``n_thread`` threads (OpenCV releases the lock);
+        multiprocessing_read: Read and encode with ``n_thread`` threads (OpenCV releases the GIL);
             a few images per thread are in memory.
         map_size: Largest size of the database in bytes; it grows as needed if not given.
-        resume: Go on with a database that exists: its keys are skipped.
+        resume: Continue an existing database; the keys in it are skipped.
 
     Raises:
         FileExistsError: ``lmdb_path`` exists, without ``resume``; nothing is overwritten.
         ValueError: The lists differ in length, keys repeat, the name does not end with .lmdb, a
-            file is not an image, or the database to go on with has other keys as well.
+            file is not an image, or the database to continue holds other keys.
     """
     if len(img_path_list) != len(keys):
         raise UserError(f'{len(img_path_list)} images need as many keys, got {len(keys)}.')
@@ -87,7 +87,7 @@ def make_lmdb_from_imgs(
     try:
         others = sorted(maker.shapes.keys() - set(keys))
         if others:
-            raise UserError(f'{lmdb_path} is of other images: {some(others, 3)}. Replace it.')
+            raise UserError(f'{lmdb_path} holds other images: {some(others, 3)}. Replace it.')
         paths = [Path(data_path) / path for path in img_path_list]
         missing = [item for item in zip(paths, keys, strict=True) if item[1] not in maker.shapes]
         threads = n_thread if multiprocessing_read else 1
@@ -113,7 +113,7 @@ class LmdbMaker:
         batch: Images per commit.
         compress_level: PNG level, written to the list.
         grow: Double ``map_size`` whenever it is reached.
-        resume: Go on with a database of PNG images, if there is one.
+        resume: Continue an existing database of PNG images.
 
     Attributes:
         shapes: (height, width, channels) by key, in the order of the list.
@@ -138,7 +138,7 @@ class LmdbMaker:
             raise UserError(f"the folder {lmdb_path} must be named with the ending '.lmdb'.")
         if lmdb_path.exists() and not resume:
             raise FileExistsError(
-                f'{lmdb_path} already exists; remove it or choose another name, or go on with it '
+                f'{lmdb_path} already exists; remove it, choose another name, or continue it '
                 '(resume=True).'
             )
         if (lmdb_path / 'data.mdb').exists():
@@ -166,7 +166,7 @@ class LmdbMaker:
             self._commit()
 
     def close(self) -> None:
-        """Write what is pending and then the list, which makes the database complete."""
+        """Write the pending images, then the list of keys, which marks the database as complete."""
         self.suspend()
         lines = [
             f'{key}.png ({height},{width},{channels}) {self.compress_level}\n'
@@ -176,14 +176,14 @@ class LmdbMaker:
             temporary.write_text(''.join(lines), encoding='utf-8')
 
     def suspend(self) -> None:
-        """Write what is pending, but no list: another maker may go on (``resume``)."""
+        """Write the pending images but no list: another maker may continue (``resume``)."""
         try:
             self._commit()
         finally:
             self._env.close()
 
     def _commit(self) -> None:
-        if self._pending:  # a list of the images before would pass for a complete one
+        if self._pending:  # a list of the earlier images would pass for a complete one
             self._list_file.unlink(missing_ok=True)
         try:
             with self._env.begin(write=True) as transaction:
@@ -199,9 +199,9 @@ class LmdbMaker:
 
 
 def _shape_of_png(data: bytes | memoryview) -> Shape:
-    """Height, width and channels, from the header; OpenCV writes no palettes."""
+    """Height, width and channels from the header of a PNG; OpenCV writes no palettes."""
     channels = {0: 1, 2: 3, 6: 4}.get(data[25] if len(data) > 25 else -1)
     if data[:8] != b'\x89PNG\r\n\x1a\n' or channels is None:
-        raise UserError('the database holds other than PNG images: replace it.')
+        raise UserError('the database holds images other than PNG: replace it.')
     width, height = struct.unpack('>II', data[16:24])
     return height, width, channels

@@ -1,26 +1,19 @@
-"""Logging of a run: text log, TensorBoard, wandb and ``metrics.jsonl``."""
+"""Logging of a run: the text log, its line per iteration, and the writers of scalars."""
 
 import datetime
-import json
 import logging
 import math
-import re
-import shutil
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .dead_worker import dead_worker
 from .dist_util import get_dist_info
-from .errors import MissingPackageError, UserError
-from .misc import atomic_path, get_time_str, mkdir_and_rename
+from .misc import atomic_path, mkdir_and_rename
+from .scalar_writers import JsonlWriter, ScalarWriter, TensorBoardWriter, WandbWriter
 from .text import printable
 
 logger = logging.getLogger(__name__)
@@ -137,7 +130,7 @@ def device_name() -> str:
 
 
 def versions() -> str:
-    """Those of this package and of PyTorch."""
+    """The versions of this package and of PyTorch."""
     import torch
 
     from basicsr.version import __version__
@@ -257,232 +250,6 @@ class MessageLogger:
         per_iter = (time.perf_counter() - self.start_time) / done if done > 0 else iter_time
         left = per_iter * max(self.max_iters - current_iter, 0)
         return str(datetime.timedelta(seconds=int(left)))
-
-
-class ScalarWriter:
-    """Writes scalars and images to every chosen destination; used like TensorBoard's writer.
-
-    A destination that fails (disk full, server gone) is dropped with one warning: a run is
-    worth more than its curves.
-    """
-
-    def __init__(self, *writers: Any):
-        self._writers = list(writers)
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self._each('add_scalar', tag, float(value), step)
-
-    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """Add ``image``: (h, w, 3) RGB uint8."""
-        self._each('add_image', tag, image, step)
-
-    def flush(self) -> None:
-        self._each('flush')
-
-    def close(self) -> None:
-        self._each('close')
-
-    def _each(self, method: str, *args: Any) -> None:
-        for writer in self._writers[:]:
-            try:
-                getattr(writer, method)(*args)
-            except Exception as error:  # a server, a disk, another package: anything may fail
-                self._writers.remove(writer)
-                logger.warning(
-                    '%s failed and is switched off for the rest of the run: %s',
-                    type(writer).__name__,
-                    error,
-                )
-
-
-class _RowWriter:
-    """Gathers the scalars of one iteration; ``flush`` hands them to ``_write`` as one row."""
-
-    def __init__(self) -> None:
-        self._row: dict[str, Any] = {}
-
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        if self._row.get('iter', step) != step:
-            self.flush()
-        self._row = {'iter': step, **self._row, tag: value}
-
-    def flush(self) -> None:
-        row, self._row = self._row, {}
-        if row:
-            self._write(row)
-
-    def close(self) -> None:
-        self.flush()
-
-    def _write(self, row: dict[str, Any]) -> None:
-        raise NotImplementedError(f'{type(self).__name__} defines no _write.')
-
-
-class JsonlWriter(_RowWriter):
-    """Rows as lines ``{"iter": 20, "lr": 0.001, …}`` of a file; null stands for infinity and NaN.
-
-    Args:
-        path: The file; a resumed run appends to it.
-        resume_iter: Iteration of the resumed state; rows of later iterations (and
-            of the validation at that iteration, which is repeated) are removed.
-    """
-
-    def __init__(self, path: str | Path, resume_iter: int = 0):
-        super().__init__()
-        self.path = Path(path)
-
-        def is_kept(row: dict[str, Any]) -> bool:
-            is_validation = any(key.startswith('metrics/') for key in row)
-            return row['iter'] <= resume_iter - is_validation
-
-        if resume_iter and self.path.exists():
-            keep_rows(self.path, 'iter', is_kept)
-        else:
-            with atomic_path(self.path) as temporary:
-                temporary.write_text('', encoding='utf-8')
-
-    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """Images have their own files."""
-
-    def _write(self, row: dict[str, Any]) -> None:
-        # JSON has no infinity, which is the PSNR of equal images, and no NaN.
-        row = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        with self.path.open('a', encoding='utf-8') as file:
-            file.write(json.dumps(row) + '\n')
-
-
-def read_rows(path: str | Path, number: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file, without the partial line that a killed run may end with.
-
-    Args:
-        number: A key that every row has, with a whole number; lines that have none are damaged.
-    """
-    return [row for row in _parsed_rows(path, number) if row is not None]
-
-
-def keep_rows(
-    path: Path, number: str, is_kept: Callable[[dict[str, Any]], bool] = lambda _: True
-) -> None:
-    """Remove some rows from a file; a damaged original is kept beside it, under another name.
-
-    Args:
-        number: As of ``read_rows``.
-    """
-    aside = path.with_name(f'{path.name}_damaged_{get_time_str()}')
-    try:
-        rows = _parsed_rows(path, number)
-    except OSError as error:  # a folder, or on an unreadable part of the disk
-        path.rename(aside)
-        logger.warning('%s is unreadable and has been renamed to %s: %s', path, aside, error)
-        rows = []
-    damaged = sum(row is None for row in rows)
-    if damaged:
-        shutil.copy2(path, aside)
-        logger.warning('%s: %d damaged lines removed; the original is %s', path, damaged, aside)
-    kept = (json.dumps(row) + '\n' for row in rows if row is not None and is_kept(row))
-    with atomic_path(path) as temporary:
-        temporary.write_text(''.join(kept), encoding='utf-8')
-
-
-def _parsed_rows(path: str | Path, number: str | None) -> list[dict[str, Any] | None]:
-    """The rows of a JSON Lines file; None for a damaged one, except a partial line at the end."""
-    *lines, last = Path(path).read_bytes().split(b'\n')
-    rows = [_parsed(line, number) for line in lines]
-    return [*rows, *filter(None, [_parsed(last, number)])]
-
-
-def _parsed(line: bytes, number: str | None) -> dict[str, Any] | None:
-    row = None
-    with suppress(ValueError, RecursionError):
-        row = json.loads(line)
-    is_row = isinstance(row, dict) and (number is None or type(row.get(number)) is int)
-    return row if is_row else None
-
-
-class TensorBoardWriter:
-    """torch's SummaryWriter, taking images as (h, w, 3) RGB uint8."""
-
-    def __init__(self, log_dir: str | Path, resume_iter: int = 0):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackageError(
-                'logger.use_tb_logger needs: pip install tensorboard (or set it to false)'
-            ) from error
-        # Events past the resumed iteration are hidden: they will be written again.
-        purge_step = resume_iter + 1 if resume_iter else None
-        threads = set(threading.enumerate())
-        self._writer = SummaryWriter(str(log_dir), purge_step=purge_step)
-        _leave_errors_to_flush(set(threading.enumerate()) - threads)
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self._writer.add_scalar(tag, value, step)
-
-    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
-        self._writer.add_image(tag, image, step, dataformats='HWC')
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _leave_errors_to_flush(threads: set[threading.Thread]) -> None:
-    """On a full disk print no traceback of TensorBoard's threads: ``flush`` raises the error."""
-    before = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if args.thread not in threads or not isinstance(args.exc_value, OSError):
-            before(args)
-
-    threading.excepthook = hook
-
-
-class WandbWriter(_RowWriter):
-    """A wandb run; its id is kept in the experiment folder and reused only by a resume."""
-
-    def __init__(self, opt: dict, resumed: bool = False):
-        super().__init__()
-        try:
-            import wandb
-        except ImportError as error:
-            raise MissingPackageError(
-                'logger.wandb needs: pip install wandb (or remove logger.wandb.project)'
-            ) from error
-        given = opt['logger']['wandb'].items()
-        options = {key: value for key, value in given if value is not None}
-        run_id = options.pop('resume_id', None)
-        folder = Path(opt['path'].get('experiments_root') or opt['path']['results_root'])
-        id_file = folder / 'wandb_run_id.txt'
-        if resumed and not run_id and id_file.exists():
-            run_id = id_file.read_text(encoding='utf-8', errors='replace').strip()
-            if not re.fullmatch(r'[\w. -]+', run_id, re.ASCII):
-                logger.warning('%s is damaged: wandb starts a new run.', id_file)
-                run_id = None
-        settings = {'name': opt['name'], 'dir': str(folder), 'reinit': 'finish_previous', **options}
-        resume = 'allow' if run_id else 'never'
-        try:
-            self._run = wandb.init(config=opt, id=run_id, resume=resume, **settings)
-        except wandb.Error as error:
-            raise UserError(
-                f'logger.wandb: {error}. Without a server: logger.wandb.mode: offline.'
-            ) from error
-        self._wandb = wandb
-        self._run.define_metric('iter')
-        self._run.define_metric('*', step_metric='iter')
-        id_file.write_text(f'{self._run.id}\n', encoding='utf-8')
-        logger.info('Use wandb logger with id=%s; project=%s.', self._run.id, options['project'])
-
-    def add_image(self, tag: str, image: np.ndarray, step: int) -> None:
-        self.add_scalar(tag, self._wandb.Image(image), step)
-
-    def close(self) -> None:
-        super().close()
-        self._run.finish()
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self._run.log(row)
 
 
 def init_tb_logger(log_dir: str | Path) -> ScalarWriter:

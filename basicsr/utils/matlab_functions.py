@@ -44,7 +44,7 @@ def calculate_weights_indices(
     kernel_width: float,
     antialiasing: bool,
 ) -> tuple[Tensor, Tensor, int, int]:
-    """Say which pixels of a line each pixel of the resized line is a weighted sum of.
+    """Weights and indices of the input pixels that make each pixel of a resized line.
 
     Args:
         kernel: 'cubic'.
@@ -104,8 +104,8 @@ def imresize(img: np.ndarray | Tensor, scale: float, antialiasing: bool = True) 
 def reduce_image(img: np.ndarray, scale: int) -> np.ndarray:
     """Make the low-quality image of a super-resolution pair, as MATLAB made the published sets.
 
-    On integer images MATLAB rounds after each axis, and it repeated the edges; ``imresize`` above
-    mirrors them and keeps fractions. Set5 comes out with every value equal.
+    MATLAB rounded integer images after each axis and repeated the edges; ``imresize`` mirrors
+    edges and does not round. The published LQ images of Set5 are reproduced exactly.
 
     Args:
         img: (h, w) or (h, w, c), uint8 or uint16, with sides that are multiples of ``scale``.
@@ -141,6 +141,6 @@ def _resize_axis(x: Tensor, axis: int, scale: float, antialiasing: bool) -> Tens
     extended = np.pad(np.arange(in_length), (before, after), mode='symmetric')
     source = torch.from_numpy(extended)[indices].to(x.device)
     lines = x.movedim(axis, 0)
-    # An embedding bag is a weighted sum of picked lines, made without storing the picked ones.
+    # An embedding bag sums weighted rows without storing a copy of the rows.
     out = F.embedding_bag(source, lines.flatten(1), per_sample_weights=weights.to(x), mode='sum')
     return out.reshape(-1, *lines.shape[1:]).movedim(0, axis).contiguous()

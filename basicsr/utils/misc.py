@@ -1,4 +1,4 @@
-"""Folders, names and seeds of a run."""
+"""Files and folders of a run: creating, locking, listing, atomic writes; and its seed."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ except ImportError:  # Windows has none
 
 logger = logging.getLogger(__name__)
 
-_LONG_NAME = 180  # bytes; systems end at 255
+_LONG_NAME = 180  # bytes; file systems allow 255
 
 _claims: list[IO] = []  # locks are held as long as their files are open
 
@@ -106,10 +106,10 @@ def claim_folder(folder: str | Path) -> None:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[bool]:
-    """Keep other processes out of such a block on the same file, which is created if necessary.
+    """Hold an exclusive lock on a file, which is created if necessary.
 
     Yields:
-        Whether they are kept out: some network file systems have no locks.
+        Whether it is locked: some network file systems have no locks.
     """
     if fcntl is None:
         from filelock import FileLock
@@ -133,12 +133,12 @@ def scandir(
     full_path: bool = False,
     broken_links: bool = False,
 ) -> Iterator[str]:
-    """Files of a folder, hidden ones left out, in no stated order.
+    """Files of a folder, hidden ones left out, in arbitrary order.
 
     Args:
         suffix: Ending or endings of the names to keep; None keeps all.
         recursive: Look into sub-folders too, hidden ones left out.
-        full_path: Yield ``dir_path/…`` in place of paths relative to ``dir_path``.
+        full_path: Yield ``dir_path/…`` instead of paths relative to ``dir_path``.
         broken_links: Also yield broken links: reading one reports the missing file.
     """
     if suffix is not None and not isinstance(suffix, str | tuple):
@@ -190,19 +190,19 @@ def best_effort(what: str) -> Iterator[None]:
 
 @contextmanager
 def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside ``path``, which takes its place when the block ends without error.
+    """A temporary path beside ``path``, which replaces it when the block ends without error.
 
     A crash at any moment leaves either the old file or the new one.
 
     Args:
-        durable: Flush it to the disk, so that this also holds after a power cut.
+        durable: Flush it to the disk, so that this also holds after a power failure.
 
     Raises:
-        OSError: The file could not be written; says where and how much space is free.
+        OSError: The file could not be written; says where, and how much space is free.
     """
     path = Path(path)
     writer = f'{os.getpid()}-{threading.get_ident()}'
-    # What the writer adds must not make a name too long that is not by itself.
+    # A valid name must not become too long by what is added here.
     is_long = len(os.fsencode(path.name)) > _LONG_NAME
     name = f'{zlib.crc32(os.fsencode(path.name)):08x}' if is_long else path.name
     temporary = path.with_name(f'.{name}.{writer}.tmp')
@@ -214,7 +214,7 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
         if path.exists():
             shutil.copymode(path, temporary)
         temporary.replace(path)
-    except UserError:  # says itself what is wrong
+    except UserError:  # a complete message already
         raise
     except OSError as error:
         free = sizeof_fmt(shutil.disk_usage(path.parent).free) if path.parent.is_dir() else 'none'
@@ -225,7 +225,7 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
 
 def remove_stale_temporaries(folder: str | Path) -> None:
-    """Remove what a killed process left behind in the middle of a write."""
+    """Remove the temporary files of processes that were killed while writing."""
     for file in Path(folder).rglob('.*.tmp'):
         if not file.is_dir():
             file.unlink(missing_ok=True)
@@ -234,9 +234,9 @@ def remove_stale_temporaries(folder: str | Path) -> None:
 def check_resume(opt: dict, resume_iter: int, files: Collection[str] = ()) -> None:
     """Point ``path.pretrain_network_*`` at the networks saved with a training state.
 
-    What the option file says of pretrained weights (file, key, strictness) is for the first start;
-    a resumed run continues from its own files. Networks in ``path.ignore_resume_networks`` keep
-    the option file's.
+    The pretrained weights in the option file (file, key, strictness) are for the first start; a
+    resumed run continues from its own files. Networks in ``path.ignore_resume_networks`` keep those
+    of the option file.
 
     Args:
         files: Names of the files that the state records.
@@ -265,8 +265,8 @@ def network_file(
     """Where ``network_<label>`` of an iteration is, in either format.
 
     Args:
-        files: Names of the files that the training state of the iteration records. If it has some
-            and no such network, as of a model that does not save one, the result is None.
+        files: Names of the files that the training state of the iteration records. If there are
+            some without this network, because the model does not save it, the result is None.
     """
     torch_file, other = (
         models / f'net_{label}_{iteration}{ending}' for ending in ('.pth', '.safetensors')

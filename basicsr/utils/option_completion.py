@@ -1,12 +1,13 @@
-"""Complete checked options by what follows from others, from the place and from the process."""
+"""Complete checked options: what follows from other options, the folders and the process."""
 
 import logging
 import math
 import os
 from pathlib import Path
 
+from .option_schema import Section
 from .option_section import KeyPath, OptionSection
-from .option_tables import DEGRADATION_OPTIONS, Section
+from .option_tables import DEGRADATION_OPTIONS
 from .yaml_util import OptionError
 
 logger = logging.getLogger(__name__)
@@ -132,13 +133,13 @@ def complete_paths(opt: dict, root: Path) -> None:
         path['results_root'] = str(folder)
     in_the_way = next((f for f in (folder, *folder.parents) if f.exists()), folder)
     if not in_the_way.is_dir() and os.path.lexists(in_the_way):
-        raise OptionError(f'{in_the_way} is no folder: results go to {folder}; name another place.')
+        raise OptionError(f'{in_the_way} is not a folder: results go to {folder}; choose another.')
     path['log'] = str(folder)
     path['visualization'] = str(folder / 'visualization')
 
 
 def what_is_best(opt: dict) -> dict[str, str]:
-    """``logger.keep_best`` with a metric and a validation set."""
+    """``logger.keep_best`` as a metric and a validation set; the first of each if not given."""
     given = opt['logger']['keep_best']
     given = {} if given is True else given
     sets = [dataset['name'] for dataset in opt['datasets'].values() if dataset['phase'] == 'val']

@@ -1,4 +1,4 @@
-"""Read an option file, check it as a whole, and collect every problem with its place."""
+"""Read an option file, check it as a whole, and report every problem with its line."""
 
 import argparse
 import difflib
@@ -21,8 +21,9 @@ from .option_completion import (
     usable_gpus,
     what_is_best,
 )
+from .option_schema import Section, is_plain_name
 from .option_section import KeyPath, OptionSection
-from .option_tables import DatasetOptions, Section, TestOptions, TrainingOptions, is_plain_name
+from .option_tables import DatasetOptions, TestOptions, TrainingOptions
 from .registry import DATASET_REGISTRY, MODEL_REGISTRY
 from .yaml_util import OptionError, load_value, load_with_lines
 
@@ -50,12 +51,12 @@ def _force(opt: dict, entry: str, table: type[Section]) -> KeyPath:
 
 
 def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None) -> str | int:
-    """``key`` if the section at ``path`` has it; the index that it is, if that is a list."""
+    """``key`` if the section at ``path`` has it; converted to an index if that is a list."""
     where = '.'.join(path) or 'the option file'
     if isinstance(section, list):
         if re.fullmatch('-?[0-9]{1,9}', key) and -len(section) <= int(key) < len(section):
             return int(key)
-        raise OptionError(f'{where} is a list of {len(section)}; give an index.')
+        raise OptionError(f'{where} is a list of length {len(section)}; give an index.')
     if not isinstance(section, dict):
         raise OptionError(f'{where} holds no keys.')
     if key not in section:
@@ -63,7 +64,7 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
         close = difflib.get_close_matches(key, known, n=1)
         if key in known:
             at = ':'.join((*path, key))
-            raise OptionError(f'the file does not give {at}: set the whole of it, {at}=….')
+            raise OptionError(f'the file does not give {at}: set it as a whole, {at}=….')
         hint = f"; did you mean '{close[0]}'?" if close else '.'
         raise OptionError(f"{where} has no key '{key}'{hint}")
     return key
@@ -71,12 +72,11 @@ def _find_key(section: Any, key: str, path: KeyPath, owner: type[Section] | None
 
 @dataclass(frozen=True)
 class Process:
-    """What options depend on besides their file: this process within a run.
+    """The process of a run that options are completed for.
 
     Attributes:
         launcher: 'none', 'pytorch' or 'slurm'.
-        rank, world_size: Of this process.
-        cores: That are its own.
+        cores: CPU cores that this process may use.
         seed: Used if the options give none.
     """
 
@@ -116,8 +116,8 @@ class OptionFile:
     def plugin_folders(self) -> list[str]:
         """The folders of ``plugins``.
 
-        Their modules must be imported before the options are checked: which spelling of a key is
-        right depends on whose class reads it.
+        Their modules must be imported before the options are checked, because classes in them may
+        know other keys.
         """
         given = self._opt.get('plugins') or []
         if not isinstance(given, list) or not all(isinstance(folder, str) for folder in given):
@@ -138,10 +138,10 @@ class OptionFile:
     def complete(
         self, opt: dict, args: argparse.Namespace, root_path: str | Path, process: Process
     ) -> OptionSection:
-        """Checked options, completed from the flags, the place and the process.
+        """Checked options, completed from the flags, the folders and the process.
 
         Args:
-            opt: What ``checked`` gave; completed in place.
+            opt: The result of ``checked``; completed in place.
             root_path: Parent of ``experiments/`` and ``results/``.
         """
         opt['dist'] = process.launcher != 'none'
@@ -196,16 +196,16 @@ class OptionFile:
             raise OptionError(f'{self._file}: datasets: there are none to test on.')
 
     def _sections(self, opt: dict) -> OptionSection:
-        """The completed options as sections that record what is read of them."""
+        """The completed options as sections that record which keys are read."""
         places = {path: f'{self._file}:{line}' for path, line in self._lines.items()}
         places |= dict.fromkeys(self._forced, '--force_yml')
         return as_sections(opt, self._table, places)
 
     def checked(self) -> dict:
-        """The options with their defaults, checked; nothing depends on this process yet.
+        """The options with their defaults, checked; they do not depend on this process yet.
 
         Raises:
-            OptionError: Everything that is wrong, one line each.
+            OptionError: All problems, one line each.
         """
         complete: dict = {}
         self._check_spelling(self._table, self._opt)
@@ -244,7 +244,7 @@ class OptionFile:
                 self._add(key_path, table.refusal)
 
     def _is_users(self, path: KeyPath) -> bool:
-        """Whether a section is read by a class of the user's, which may know other keys."""
+        """Whether a section is read by a user's class, which may know other keys."""
         if path[:1] in (('logger',), ('dist_params',)):
             return False
         if len(path) < 2 or path[0] != 'datasets':
@@ -252,7 +252,7 @@ class OptionFile:
         return DATASET_REGISTRY.is_users(self._opt['datasets'][path[1]].get('type'))
 
     def _check_components(self) -> None:
-        """Every section that describes a component names its type."""
+        """Check that every section that describes a component names its type."""
         train, val = (self._opt.get(key) for key in ('train', 'val'))
         components: dict[KeyPath, Any] = {
             (str(key),): value
@@ -276,7 +276,7 @@ class OptionFile:
                 self._add(path, f'needs a section with a type, got {value!r}')
 
     def _check_datasets(self) -> None:
-        """Keys that our datasets read as they are: flags, and the section of a backend."""
+        """Check what the built-in datasets do not: flags, and the section of a backend."""
         datasets = self._opt.get('datasets')
         for key, dataset in datasets.items() if isinstance(datasets, dict) else ():
             path = 'datasets', str(key)
@@ -309,7 +309,7 @@ class OptionFile:
 
 
 def _option_path(section: Any, location: tuple[str | int, ...]) -> KeyPath:
-    """pydantic's location without what it appends to the option: the types of a union."""
+    """The option at pydantic's location, which also has the types of a union at the end."""
     path: KeyPath = ()
     for part in location:
         if isinstance(section, dict):
@@ -328,7 +328,7 @@ def _explain(causes: list[Any]) -> str:
     fixed = {'missing': 'required, and not given', 'extra_forbidden': 'unknown key'}
     if kind in fixed:
         return fixed[kind]
-    if kind == 'value_error':  # of a check of ours
+    if kind == 'value_error':  # raised by a validator of the tables
         return f'{causes[0]["ctx"]["error"]}, got {given!r}'
     if kind == 'model_type':
         return f'must be a section of keys, got {given!r}'

@@ -1,4 +1,4 @@
-"""What every option of a file is: its value, type and meaning, also of options of components."""
+"""Reference of all options of a file, those of components included: value, type, meaning."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,11 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from .catalogue import Argument, Component, class_in, components
+from .option_schema import Section
 from .option_section import KeyPath
-from .option_tables import Section
 
-# Options that no table and no signature describes: those that datasets, models and optimizers read.
-# The first part of a name is the section.
+# Meanings of options that no table and no signature describes, because datasets, models and
+# optimizers read them. The first part of a name is the section.
 MEANINGS = {
     '.val': 'validation; ~: none',
     '.high_order_degradation': 'make LQ from GT; false: train on pairs',
@@ -26,9 +26,9 @@ MEANINGS = {
     'datasets.dataroot_gt': 'GT: a folder, a list of folders, or an LMDB',
     'datasets.dataroot_lq': 'LQ: a folder, a list of folders, or an LMDB',
     'datasets.io_backend': '{type: disk}, {type: lmdb}, or memcached with its keys',
-    'datasets.meta_info_file': 'a list of names, the images to use; ~: all',
-    'datasets.meta_info': 'a list of names, the images to use; ~: all',
-    'datasets.exclude': 'a list of names, the images to leave out; ~: none',
+    'datasets.meta_info_file': 'file that lists the names of the images to use; ~: all',
+    'datasets.meta_info': 'file that lists the names of the images to use; ~: all',
+    'datasets.exclude': 'file that lists the names of images to leave out; ~: none',
     'datasets.filename_tmpl': "base name of the LQ image from that of the GT; default '{}'",
     'datasets.recursive': 'look into sub-folders',
     'datasets.gt_size': 'side of the GT crops in pixels',
@@ -62,19 +62,19 @@ MEANINGS = {
     'datasets.gt_usm': 'make LQ from the sharpened GT',
     'datasets.parts': 'options of the sets that are joined',
     'datasets.weights': 'share of each part in an epoch; default: its length',
-    'datasets.shards': 'tar files: a file, a pattern, an address, or a list',
+    'datasets.shards': 'tar files: a file, a pattern, a URL, or a list',
     'datasets.num_samples': 'pairs in all shards; ~: counted',
     'datasets.shuffle_buffer': 'pairs from which the next one is drawn',
     'datasets.shuffle_seed': 'seed of the order of shards and pairs',
     'path.pretrain_network_': 'file of weights to start from; ~: random ones',
     'path.param_key_': 'which weights of that file: params, params_ema, …',
-    'path.strict_load_': 'all names and shapes must fit; false: load those that do',
+    'path.strict_load_': 'all names and shapes must match; false: load those that do',
     'train.optim_': 'optimizer: {type: …, lr: …, arguments}',
     'train.scheduler': 'schedule of the learning rate, {type: …, arguments}; ~: constant',
     'train.pixel_opt': 'loss between pixels; ~: none',
     'train.perceptual_opt': 'loss between features; ~: none',
     'train.gan_opt': 'adversarial loss; ~: none',
-    'train.ldl_opt': 'loss against artifacts of a GAN; ~: none',
+    'train.ldl_opt': 'loss that penalises GAN artifacts; ~: none',
     'train.losses': 'further losses, a list of {type: …, arguments}',
     'train.net_d_iters': 'the generator is trained in every n-th iteration; default 1',
     'train.net_d_init_iters': 'only the discriminator is trained in the first n; default 0',
@@ -85,9 +85,9 @@ MEANINGS = {
     'optim.momentum': 'decay of the average of the gradient',
     'optim.eps': 'added to the denominator',
     'optim.groups': 'parameters with arguments of their own, [{pattern, lr, …}]',
-    'optim.pattern': 'a regular expression, searched for in names of parameters',
+    'optim.pattern': 'a regular expression, searched for in parameter names',
     'optim.decay_norms': 'false: no weight decay for norms and biases',
-    'optim.others': 'optimizer of what Muon does not train',
+    'optim.others': 'optimizer of the parameters that Muon does not train',
     'scheduler.type': 'a schedule of this package or of torch.optim.lr_scheduler',
     'scheduler.gamma': 'factor of the rate at each milestone',
     'scheduler.restart_weights': 'factor of the first rate, for each restart',
@@ -104,10 +104,10 @@ MEANINGS = {
     'losses.name': 'name in the log',
     'losses.perceptual_weight': 'factor of the perceptual loss; 0: none',
     'losses.style_weight': 'factor of the style loss; 0: none',
-    'metrics.crop_border': 'pixels to leave out at each side',
+    'metrics.crop_border': 'pixels to crop from each side',
     'metrics.input_order': "'HWC' or 'CHW'",
     'metrics.test_y_channel': 'compare the luma',
-    'metrics.better': 'higher or lower: which score is the better one',
+    'metrics.better': 'higher or lower: which score is better',
     'sampler.type': 'order of the samples',
     'wandb.entity': 'passed to wandb.init',
 }
@@ -120,7 +120,7 @@ class Entry(NamedTuple):
     """An option of a file.
 
     Attributes:
-        type: What values it takes, as users write them.
+        type: The values that it takes, as users write them.
         meaning: A sentence, or ''.
     """
 
@@ -135,8 +135,8 @@ def entries(section: Mapping, table: type[Section] | None, path: KeyPath = ()) -
 
     Args:
         section: Checked options.
-        table: That of the section; None: it is a component's.
-        path: Of the section.
+        table: The table of the section; None if it is a component's.
+        path: Key path of the section.
     """
     kind, component = _component(path, section)
     for key, value in section.items():
@@ -178,7 +178,7 @@ def _entry(
 
 
 def meaning_of_argument(argument: Argument, kind: str) -> str:
-    """The meaning of an argument; where the docstring points elsewhere, the usual one."""
+    """The meaning of an argument: from its docstring, or the usual one if that says nothing."""
     usual = MEANINGS.get(f'{kind}.{argument.name}', '')
     own = '' if argument.meaning.startswith('See ') else argument.meaning
     return own or usual or argument.meaning
@@ -196,7 +196,7 @@ def _named(kind: str, key: str, value: Any) -> Component | None:
 
 
 def _component(path: KeyPath, section: Mapping) -> tuple[str, Component | None]:
-    """Kind of the component that a section describes ('' for none), and what is known of it."""
+    """Kind of the component that a section describes ('' for none), and its catalogue entry."""
     kind = _kind(path)
     if kind == 'optim' and 'type' not in section and 'others' not in path:
         return kind, None  # a group
@@ -219,7 +219,7 @@ def _kind(path: KeyPath) -> str:
 
 
 def meaning(path: KeyPath) -> str:
-    """The meaning of an option that no table and no signature describes; '' if it is not known."""
+    """The meaning of an option that no table and no signature describes; '' if unknown."""
     key, kind = path[-1], _kind(path[:-1])
     section = kind or (path[0] if len(path) > 1 else '')
     names = [f'{section}.{key}', f'{section}.{key.rpartition("_")[0]}_']

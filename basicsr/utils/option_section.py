@@ -12,7 +12,7 @@ KeyPath = tuple[str, ...]
 class OptionSection(dict):
     """A section of the options: a dict that records which keys it has been asked for.
 
-    Copies, and what ``|`` makes of it, keep the record of the section that they come from.
+    Copies and the results of ``|`` share the record of the original.
 
     Args:
         content: Keys and values.
@@ -20,7 +20,7 @@ class OptionSection(dict):
         path: Key path of the section.
 
     Attributes:
-        asked: Every key that was asked for, also those that are not there.
+        asked: Every key that was asked for, missing ones included.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class OptionSection(dict):
         self.asked: set[str] = set()
 
     def unread(self) -> list[str]:
-        """Keys that were given with a value, and that nothing has asked for."""
+        """Keys that were given with a value but never asked for."""
         given = (key for key, value in dict.items(self) if value is not None)
         return [key for key in given if key not in self.asked and (*self.path, key) in self.places]
 
@@ -89,14 +89,14 @@ class OptionSection(dict):
 
 
 def place_of(opt: Mapping, *keys: str) -> str:
-    """``file:line: a.b: `` of an option, as far as it is known, as the prefix of a message."""
+    """``file:line: a.b`` of an option, or ``a.b`` if its place is unknown, to begin a message."""
     place = opt.place(*keys) if isinstance(opt, OptionSection) else ''
     path = (*getattr(opt, 'path', ()), *keys)
     return f'{place}: {".".join(path)}' if place else '.'.join(path)
 
 
 def flag(opt: Mapping, key: str, default: bool) -> bool:
-    """A switch that no table declares; ``~`` is the default.
+    """The value of a boolean option that no table declares; None (``~``) means ``default``.
 
     Raises:
         ValueError: The value is not true or false.

@@ -4,119 +4,24 @@ Everything else in an option file belongs to a component (network, dataset, loss
 optimizer), whose constructor signature is its schema.
 """
 
-import re
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
 )
 
-from .errors import UserError
+from .option_schema import PlainName, Section, check_plain_name
 
-# Names of folders and files that are valid on every system.
-_PLAIN_NAME = r'[\w+-][^/\\:*?"<>|\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{0,199}'
-_RESERVED = re.compile(r'(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.IGNORECASE)  # by Windows
-_LONGEST_NAME = 200  # bytes; files of a run add up to 55 to it, and systems end at 255
-
-
-def is_plain_name(text: str) -> bool:
-    """Whether a name is valid for a folder or file on every system, and stays in its folder."""
-    return (
-        re.fullmatch(_PLAIN_NAME, text) is not None
-        and len(text.encode('utf-8', 'replace')) <= _LONGEST_NAME
-        and text[-1] not in '. '
-        and not _RESERVED.match(text)
-    )
-
-
-def _plain_name(text: str) -> str:
-    if not is_plain_name(text):
-        raise UserError('must be a plain folder name')
-    return text
-
-
-PlainName = Annotated[str, AfterValidator(_plain_name)]
-
-
-# Options at top level that the training set reads too, if it degrades its images.
+# Top-level options that the training set reads too, if it degrades its images.
 DEGRADATION_OPTIONS = (
     'gt_size gt_usm resize_prob resize_prob2 resize_range resize_range2 gaussian_noise_prob '
     'gaussian_noise_prob2 noise_range noise_range2 poisson_scale_range poisson_scale_range2 '
     'gray_noise_prob gray_noise_prob2 jpeg_range jpeg_range2 second_blur_prob'
 )
-
-
-class Section(BaseModel):
-    """A table of options: ``~`` means the default, and keys that it does not know are kept."""
-
-    model_config = ConfigDict(extra='allow', protected_namespaces=(), allow_inf_nan=False)
-
-    # Optional keys that components read, blank-separated: known for spelling, never filled in.
-    also_known: ClassVar[str] = ''
-    # Families of keys that end in a name of the user's own, like network_<name>.
-    families: ClassVar[tuple[str, ...]] = ()
-    # Whether a component's constructor reads and checks the keys that are not known here.
-    has_component: ClassVar[bool] = False
-    # Why keys that are not known here are refused; '' lets them pass.
-    refusal: ClassVar[str] = ''
-
-    @model_validator(mode='before')
-    @classmethod
-    def _drop_tildes(cls, section: Any) -> Any:
-        if not isinstance(section, dict):
-            return section
-        return {k: v for k, v in section.items() if v is not None or k not in cls.model_fields}
-
-    @field_validator('*', mode='before')
-    @classmethod
-    def _take_no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = cls.model_fields[info.field_name or ''].annotation
-        if (
-            isinstance(value, bool)
-            and {int, float} & {kind, *get_args(kind)}
-            and bool not in get_args(kind)
-        ):
-            raise UserError('must be a number')
-        return value
-
-    @classmethod
-    def defaults(cls) -> Self:
-        return cls.model_validate({})
-
-    @classmethod
-    def known(cls) -> set[str]:
-        """Names of all keys that are spelt correctly."""
-        return {*cls.model_fields, *cls.also_known.split()}
-
-    @classmethod
-    def is_known(cls, key: str) -> bool:
-        return key in cls.known() or key.startswith(cls.families)
-
-    @classmethod
-    def names_files(cls, key: str) -> bool:
-        """Whether a file or folder of the run has the key in its name."""
-        return False
-
-    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Where options that are valid by themselves cannot be combined, and why."""
-        yield from ()
-
-    @classmethod
-    def inner(cls, key: str) -> 'type[Section] | None':
-        """The table of the section ``key``; None if ``key`` is a value or a component's."""
-        annotation = cls.model_fields[key].annotation if key in cls.model_fields else None
-        for candidate in (annotation, *getattr(annotation, '__args__', ())):
-            if isinstance(candidate, type) and issubclass(candidate, Section):
-                return candidate
-        return None
 
 
 class DatasetOptions(Section):
@@ -131,10 +36,10 @@ class DatasetOptions(Section):
         'betap_range2 sinc_prob sinc_prob2 final_sinc_prob parts weights shards num_samples '
         'shuffle_buffer shuffle_seed sigma'
     )
-    # Those of them that are true or false.
+    # Those that are true or false.
     flags: ClassVar[str] = 'pad_small recursive use_hflip use_rot'
 
-    name: Annotated[str, AfterValidator(lambda name: name and _plain_name(name))] = Field(
+    name: Annotated[str, AfterValidator(lambda name: name and check_plain_name(name))] = Field(
         '', description='used in log lines and result folders; default: the key'
     )
     type: str = Field(description='class in DATASET_REGISTRY')
@@ -203,7 +108,7 @@ class TrainDatasetOptions(DatasetOptions):
 
 
 class DatasetsOptions(Section):
-    """Keys of ``datasets``, each a phase or <phase>_<name of the user's own>."""
+    """Keys of ``datasets``: each is a phase, or <phase>_<name chosen by the user>."""
 
     __pydantic_extra__: dict[str, DatasetOptions]
 
@@ -409,7 +314,7 @@ class ValOptions(Section):
 
 
 class WandbOptions(Section):
-    """Keys of ``logger.wandb``, those of ``wandb.init`` that name no program and no folder."""
+    """Keys of ``logger.wandb``: arguments of ``wandb.init`` that name no program and no folder."""
 
     also_known = 'entity mode name group job_type tags notes save_code'
     refusal = (
@@ -467,7 +372,7 @@ class DistOptions(Section):
         None,
         ge=1,
         lt=2**16,
-        description='for SLURM; ~: MASTER_PORT, or derived from the job number',
+        description='for SLURM; ~: MASTER_PORT, or derived from the job ID',
     )
 
 
@@ -534,12 +439,12 @@ class TrainingOptions(Options):
         if self.train.on_nonfinite == 'skip':
             where, others = ('train', 'on_nonfinite'), self.train.model_extra or {}
             if self.train.sharding:
-                yield where, 'skip cannot be combined with train.sharding: take rollback or stop'
+                yield where, 'skip cannot be combined with train.sharding: use rollback or stop'
             for name in ('optim_g', 'optim_d'):
                 if isinstance(others.get(name), dict) and str(others[name].get('type')).endswith(
                     'LBFGS'
                 ):
-                    yield where, f'skip cannot undo the steps of LBFGS ({name}): take rollback'
+                    yield where, f'skip cannot undo the steps of LBFGS ({name}): use rollback'
 
         mixing = self.train.mixing
         total = sum(mix.prob for mix in (mixing.mixup, mixing.cutmix) if mix) if mixing else 0

@@ -1,4 +1,4 @@
-"""The command line of trainings and tests, and their option file as one complete dict."""
+"""Parse the command line and the option file of a training or test run into one dict."""
 
 import argparse
 import os
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> Non
         '--launcher',
         choices=['none', 'pytorch', 'slurm'],
         default='none',
-        help='who started several processes; torchrun is recognised without it',
+        help='how the processes were started; torchrun is recognised without it',
     )
     parser.add_argument(
         '--auto_resume',
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> Non
         help='resume from the newest state of this name' if is_train else argparse.SUPPRESS,
     )
     parser.add_argument(
-        '--debug', action='store_true', help='prefix the name with debug_: save, log, check often'
+        '--debug', action='store_true', help='prefix the name with debug_; log and save often'
     )
     parser.add_argument(
         '--verbose', action='store_true', help='print all that the log file says, as the options'
@@ -70,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser, is_train: bool = True) -> Non
         nargs='+',
         default=[],
         metavar='A:B=VALUE',
-        help='set options of the file, as train:total_iter=200',
+        help='override options of the file, such as train:total_iter=200',
     )
 
 
 def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, argparse.Namespace]:
-    """Read the command line and its option file; nothing else is done or changed.
+    """Read the command line and its option file, without side effects.
 
     ``basicsr.run.program.prepare`` also imports plug-ins, joins the process group and seeds.
 
@@ -88,7 +88,7 @@ def parse_options(root_path: str | Path, is_train: bool = True) -> tuple[dict, a
 
     Raises:
         FileNotFoundError: No such option file or plug-in folder.
-        OptionError: Everything that is wrong with the options, one line each.
+        OptionError: All problems of the options, one line each.
     """
     args = parse_args(is_train=is_train)
     file = OptionFile(args.opt, is_train, args.force_yml)
@@ -132,9 +132,9 @@ def dict2str(opt: dict, indent_level: int = 1) -> str:
 
 
 def copy_opt_file(opt_file: str | Path, experiments_root: str | Path) -> None:
-    """Copy the option file into the run's folder, below a header on when and how it was used.
+    """Copy the option file into the run's folder, below a header with the time and the command.
 
-    An earlier copy of other options is kept: the new one gets the time in its name.
+    An earlier copy of different options is kept: the new one gets the time in its name.
     """
     from .misc import atomic_path, get_time_str
 

@@ -1,4 +1,4 @@
-"""What the pixels of an LQ and GT pair tell: which reduction made the LQ, and whether they fit.
+"""Forensics of LQ and GT pairs: the downsampling kernel, shifts, and whether they match.
 
 Images are as in ``forensics``.
 """
@@ -12,13 +12,13 @@ from .forensics import as_bytes, luma, thumbnail
 from .img_util import cv2
 from .matlab_functions import cubic, imresize
 
-_FARTHEST = 8  # whole pixels of a shift
+_FARTHEST = 8  # largest shift that is found, in whole pixels
 
 
 def central_pair(
     gt: np.ndarray, lq: np.ndarray, scale: int, side: int = 128
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The middles of a pair, that of the LQ at most ``side`` high and wide; views."""
+    """Views of the centres of a pair, that of the LQ at most ``side`` high and wide."""
     top, left = (max(length - side, 0) // 2 for length in lq.shape[:2])
     lq = lq[top : top + side, left : left + side]
     top, left = top * scale, left * scale
@@ -26,15 +26,15 @@ def central_pair(
 
 
 def pair_shift(gt: np.ndarray, lq: np.ndarray, scale: int) -> tuple[float, float]:
-    """By how many LQ pixels the LQ is shifted against the GT, reduced as MATLAB does.
+    """Shift of the LQ against the GT, reduced as MATLAB does, in LQ pixels.
 
     By phase correlation: whole pixels from its peak, fractions from the slope of the phase at low
     frequencies, which aliasing does not reach; Stone et al., "A Fast Direct Fourier-Based Algorithm
     for Subpixel Registration of Images" (2001), https://doi.org/10.1109/36.957286
 
     Returns:
-        (down, right), from -8 to 8; (0, 0) if shifting the GT back explains less than a tenth of
-        the difference.
+        (down, right), from -8 to 8; (0, 0) if the shift explains less than a tenth of the
+        difference.
     """
     target = luma(lq)
     source = luma(gt) if scale == 1 else imresize(luma(gt), 1 / scale)
@@ -59,7 +59,7 @@ def pair_shift(gt: np.ndarray, lq: np.ndarray, scale: int) -> tuple[float, float
 
 
 def _peak(cross: np.ndarray, radius: np.ndarray) -> tuple[int, int]:
-    """Whole pixels of the shift with a cross-power spectrum, at most ``_FARTHEST`` each way."""
+    """The shift in whole pixels from a cross-power spectrum, at most ``_FARTHEST`` each way."""
     phases = cross / np.maximum(np.abs(cross), 1e-9) * np.exp(-((radius / 0.2) ** 2))
     correlation = np.fft.ifft2(phases).real
     near = np.arange(-_FARTHEST, _FARTHEST + 1)
@@ -69,7 +69,7 @@ def _peak(cross: np.ndarray, radius: np.ndarray) -> tuple[int, int]:
 
 
 def _explained(source: np.ndarray, target: np.ndarray, down: float, right: float) -> float:
-    """The share of the squared difference between two images that a shift of the first removes."""
+    """Share of the squared difference of two images that a shift of the first one removes."""
     move = np.array([[1, 0, right], [0, 1, down]], np.float32)
     height, width = source.shape
     moved = cv2.warpAffine(source, move, (width, height), flags=cv2.INTER_CUBIC)
@@ -89,11 +89,11 @@ def agreement(one: np.ndarray, two: np.ndarray, side: int = 16) -> float:
 
 
 def reduced_by(gt: np.ndarray, lq: np.ndarray, scale: int) -> dict[str, float]:
-    """How well each known kernel makes the LQ from the GT.
+    """How well each known downsampling kernel reproduces the LQ from the GT.
 
     Returns:
-        Of each kernel the root mean squared difference in levels, best first. 4 pixels at the edges
-        do not count: there kernels of one kind differ, and crops of larger images are unlike both.
+        Root mean squared difference in levels by kernel, best first. 4 pixels at the edges are
+        left out: there kernels of one family differ, and crops of larger images match none.
     """
     gt, lq = as_bytes(gt), as_bytes(lq).astype(np.float32)
     inner = slice(4, -4)
@@ -107,12 +107,12 @@ def reduced_by(gt: np.ndarray, lq: np.ndarray, scale: int) -> dict[str, float]:
 def _weighted_sums(
     kernel: Callable[[np.ndarray], np.ndarray], reach: int, axes: Sequence[int], rounds: bool
 ) -> Callable[[np.ndarray, int], np.ndarray]:
-    """A reduction by weighted sums along one axis after the other.
+    """Separable downsampling, one axis after the other.
 
     Args:
         kernel: Weight at a distance in pixels of the reduced image.
-        reach: Distance at which it ends.
-        rounds: Whether to 8 bits after each axis; else only in the end.
+        reach: Radius of the kernel, in the same pixels.
+        rounds: Round to 8 bits after each axis, not only at the end.
     """
 
     def reduce(img: np.ndarray, scale: int) -> np.ndarray:
@@ -150,8 +150,8 @@ def _by_opencv(interpolation: int) -> Callable[[np.ndarray, int], np.ndarray]:
     return reduce
 
 
-# Those of one family differ by the rounding alone. Pillow starts with the rows, MATLAB with the
-# columns, ``imresize`` in Python rounds once.
+# Kernels of one family differ only in rounding. Pillow starts with the rows, MATLAB with the
+# columns, and ``imresize`` in Python rounds once.
 _FAMILIES: dict[str, dict[str, Callable[[np.ndarray, int], np.ndarray]]] = {
     'antialiased bicubic': {
         'MATLAB bicubic': _weighted_sums(_cubic, 2, (0, 1), rounds=True),

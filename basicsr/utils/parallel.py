@@ -1,4 +1,4 @@
-"""Process many files in a thread pool, and shared command-line flags of scripts that do so.
+"""Process many files in a thread pool, with the command-line flags that such scripts share.
 
 Threads suffice: OpenCV and numpy release the GIL while they decode, encode and filter (of 2800
 concurrent requests for it, 95 % were met within 0.14 ms). Processes would each need seconds to
@@ -29,7 +29,7 @@ def map_in_order(
 ) -> Iterator[Result]:
     """Results of ``function`` in the order of the items; at most ``2 * workers`` run ahead.
 
-    An error, an interruption, or leaving the loop cancels what has not begun.
+    An error, an interruption, or leaving the loop cancels calls that have not started.
     """
     if workers < 1:
         raise UserError(f'workers must be at least 1, got {workers}.')
@@ -67,20 +67,20 @@ def made_with(folder: Path, settings: dict[str, Any], existing: bool, overwrite:
     """Record in a folder the settings that its files are made with, so that a resume uses the same.
 
     Args:
-        existing: Whether some of the files are there; unless these are overwritten, it is resumed.
+        existing: Whether some of the files exist; they are kept unless ``overwrite`` is set.
 
     Raises:
-        ValueError: The files that are there were made with others, or nothing says with which.
+        ValueError: Existing files were made with other settings, or nothing says with which.
     """
     record = folder / '.made_with.txt'
     wanted = ', '.join(f'{name} {value}' for name, value in settings.items())
     if existing and overwrite:
-        record.unlink(missing_ok=True)  # until all are new, they are of both kinds
+        record.unlink(missing_ok=True)  # until all are replaced, old and new ones are mixed
     elif existing:
         made = record.read_text(encoding='utf-8', errors='replace') if record.exists() else ''
         if made != wanted:
             raise UserError(
-                f'what is in {folder} was made with {made or "settings that are not known"}, and '
+                f'what is in {folder} was made with {made or "unknown settings"}, and '
                 f'not {wanted}: resume with those, or add --overwrite.'
             )
     else:
@@ -100,7 +100,7 @@ def run_script(
     parser: argparse.ArgumentParser,
     resumable: bool = True,
 ) -> str:
-    """Call ``main`` with the script's arguments, --workers, --overwrite and, if so, --resume.
+    """Call ``main`` with the script's arguments, --workers, --overwrite and perhaps --resume.
 
     Returns:
         What ``main`` returns. An error or Ctrl-C ends the program with one line and status 1.
@@ -109,7 +109,7 @@ def run_script(
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument('--overwrite', action='store_true', help='replace what exists')
     if resumable:
-        existing.add_argument('--resume', action='store_true', help='keep what exists and go on')
+        existing.add_argument('--resume', action='store_true', help='keep what exists and continue')
     args = parser.parse_args()
     if args.workers < 1:
         parser.error(f'--workers must be at least 1, got {args.workers}.')
@@ -120,5 +120,5 @@ def run_script(
     except (ImportError, OSError, ValueError) as error:
         message = ' '.join(str(error).split())
     except KeyboardInterrupt:
-        message = 'interrupted.' + (' --resume goes on from here.' if resumable else '')
+        message = 'interrupted.' + (' --resume continues from here.' if resumable else '')
     sys.exit(f'{Path(parser.prog).stem}: {message}')

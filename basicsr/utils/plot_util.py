@@ -21,7 +21,7 @@ def read_data_from_tensorboard(log_path: str | Path, tag: str) -> tuple[list[int
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise MissingPackageError('curves are read with tensorboard: pip install it.') from error
+        raise MissingPackageError('reading curves needs: pip install tensorboard') from error
     if not Path(log_path).exists():
         raise FileNotFoundError(f'no file or folder {log_path}.')
     events = EventAccumulator(str(log_path), size_guidance={'scalars': 0}).Reload()  # 0: all

@@ -11,7 +11,7 @@ class Progress:
         phase: start, data, step, saving, validation or end.
         iteration: The iteration that it belongs to.
         steps: How many steps have begun.
-        notes: How often ``note`` was called: a process that hangs calls it no longer.
+        notes: How often ``note`` was called; it stops growing when the process hangs.
     """
 
     phase: str = 'start'
@@ -24,7 +24,7 @@ current = Progress()
 
 
 def note(phase: str, iteration: int | None = None) -> None:
-    """Note progress: a few attributes are set, nothing is sent.
+    """Note progress, cheaply: it sets a few attributes and sends nothing.
 
     Args:
         phase: See ``Progress``.
@@ -38,7 +38,7 @@ def note(phase: str, iteration: int | None = None) -> None:
 
 
 class Preempted(Exception):
-    """Work was left because a signal asks the run to stop; on all ranks alike."""
+    """Raised on all ranks to abandon work when a signal asks the run to stop."""
 
     def __init__(self, number: int):
         super().__init__(number)

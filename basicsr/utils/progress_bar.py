@@ -39,7 +39,7 @@ def progress_bar(items: Iterable, *, disable: bool | None, **options: Any) -> tq
     """``tqdm`` on standard error.
 
     Args:
-        disable: None: if that is no terminal.
-        **options: Of ``tqdm``.
+        disable: None disables the bar if standard error is not a terminal.
+        **options: Passed to ``tqdm``.
     """
     return tqdm(items, file=_Stderr(), disable=True if sys.stderr is None else disable, **options)

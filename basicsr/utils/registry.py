@@ -1,8 +1,8 @@
 """Registries: classes and functions that an option file names by ``type``.
 
-A user's registration replaces a built-in of the same name, whichever is imported first. The
-built-in ones are found without importing every file up front: the first lookup that misses
-imports the registry's home package.
+A user's registration replaces a built-in of the same name, whichever is imported first. Built-ins
+are imported on demand: a lookup that misses imports the file that defines the name, or else all
+files of the registry's home package.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from typing import Any
 from .errors import ArgumentError, CheckError, MissingKeyError, MissingPackageError, UserError
 from .text import did_you_mean
 
-BUILDING = 'while building'  # begins a note on an error that options have caused
+BUILDING = 'while building'  # start of the note on an error that options have caused
 PLUGIN_SUFFIXES = ('_arch', '_dataset', '_loss', '_metric', '_model')
 
 # Modules that import_plugins has imported; worker processes that start afresh import them again.
@@ -33,7 +33,7 @@ plugin_modules: list[str] = []
 def building(what: str) -> Iterator[None]:
     """Add a note that ``what`` was being built to errors raised in the block.
 
-    Options of the wrong type or size make constructors fail anywhere, in torch for the most part.
+    Options of the wrong type or size make constructors fail anywhere, mostly inside torch.
     """
     try:
         yield
@@ -90,7 +90,7 @@ class Registry:
         """Return the entry called ``name``, else the one called ``<name>_<suffix>``."""
         own = re.escape(str(name).removesuffix(f'_{suffix}'))
         entry = self._registered(name, suffix)
-        for content in (rf'^(class|def) {own}\b', ''):  # its own file, else all: these take long
+        for content in (rf'^(class|def) {own}\b', ''):  # its own file, or else all, which is slow
             if entry is None:
                 self._import_home(content)
                 entry = self._registered(name, suffix)
@@ -107,10 +107,10 @@ class Registry:
         return entry is not None and not _is_builtin(entry)
 
     def wrong_kinds(self, opt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Options of an entry whose values are of a kind that it cannot take, and why."""
+        """Options whose values have a type that the entry cannot take, and why."""
         try:
             entry = self.get(opt['type'])
-        except KeyError:  # one of the problems
+        except KeyError:  # reported by problems()
             return
         yield from wrong_kinds(entry, opt)
 
@@ -121,7 +121,7 @@ class Registry:
 
         Args:
             given: Names of arguments that are not options.
-            strict: Whether to refuse what a class of this package takes only to ignore it.
+            strict: Also refuse options that a class of this package accepts only to ignore them.
         """
         options = dict(opt)
         try:
@@ -129,7 +129,7 @@ class Registry:
         except KeyError as error:
             return [error.args[0]]
         if self._name == 'metric':
-            options.pop('better', None)  # of the record of the best, not of the metric
+            options.pop('better', None)  # read by keep_best, not by the metric
         return argument_problems(entry, options, given, strict)
 
     def build(self, opt: Mapping[str, Any], **given: Any) -> Any:
@@ -204,8 +204,8 @@ def argument_problems(
 
     Args:
         options: Names that an option file gives.
-        given: Names that it does not have to give.
-        strict: Whether to refuse what a class of this package takes only to ignore it.
+        given: Names of arguments that are not options.
+        strict: Also refuse options that a class of this package accepts only to ignore them.
     """
     try:
         parameters = inspect.signature(entry).parameters
@@ -231,9 +231,9 @@ def argument_problems(
 
 
 def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options that are no number, or not true or false, where ``entry`` takes that; and why.
+    """Options that are not a number, or not a boolean, where ``entry`` takes one; and why.
 
-    An argument is what its annotation says, else, of a class of this package, what its default is.
+    The type is that of the annotation or, for classes of this package without one, of the default.
     """
     try:
         parameters = inspect.signature(entry).parameters
@@ -257,7 +257,7 @@ def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 def _can_be_number(value: Any) -> bool:
-    """False for what is none, as an option; objects of a user's own are left alone."""
+    """False for option values that are not a number; a user's own objects are accepted."""
     is_nan = isinstance(value, float) and math.isnan(value)
     return not (is_nan or isinstance(value, str | dict | list))
 
@@ -272,8 +272,8 @@ def _is_number(value: Any) -> bool:
 def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:
     """Whether an argument that ends up in ``**kwargs`` of ``entry`` is a mistake.
 
-    Metrics of this package have them for ``better`` alone, SwinIR for keys of published option
-    files that are of other versions.
+    Metrics of this package accept them only for ``better``, SwinIR for keys in published option
+    files of other versions.
     """
     if not _is_builtin(entry) or inspect.isfunction(entry):
         return _is_builtin(entry)
@@ -281,15 +281,15 @@ def _is_misspelt(key: str, known: list[str], entry: Callable) -> bool:
 
 
 def import_name(name: str, option: str, kind: type | None = None) -> Any:
-    """What ``module:name`` names: a class or function in a plug-in folder or an installed package.
+    """Import ``module:name``: a class or function of a plug-in folder or an installed package.
 
     Args:
         option: The key that holds ``name``, for messages.
-        kind: What it must be a subclass of; None: a function, defined in Python.
+        kind: Class that it must be a subclass of; None: it must be a function defined in Python.
 
     Raises:
-        ValueError: There is no such thing, or it is of another kind. Modules of Python itself have
-            none that an option can mean, and some that run programs: they are not looked into.
+        ValueError: It cannot be imported, or is of another kind. Modules of the standard library
+            are refused: no option needs them, and some can run programs.
     """
     module, _, attribute = name.partition(':')
     if module.partition('.')[0] in sys.stdlib_module_names:
@@ -301,8 +301,8 @@ def import_name(name: str, option: str, kind: type | None = None) -> Any:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(
-            f"{option} '{name}' cannot be imported: {error}. It is module:name, the module in a "
-            'folder of plugins or installed.'
+            f"{option} '{name}' cannot be imported: {error}. Write it as module:name; the module "
+            'must be installed, or in a folder of plugins.'
         ) from error
     if kind is None and not inspect.isfunction(found):
         raise UserError(f"{option} '{name}' is not a function: {found!r}.")
@@ -323,14 +323,14 @@ def _source_file(obj: Any) -> str:
 
 
 def _same_definition(a: Any, b: Any) -> bool:
-    """Whether both are one definition, imported twice (as a script and as a module, say)."""
+    """Whether both are the same definition, imported twice (as a script and as a module, say)."""
     return a is b or (a.__qualname__ == b.__qualname__ and _source_file(a) == _source_file(b))
 
 
 def import_plugins(folders: Iterable[str | Path]) -> None:
     """Import every ``*_arch.py *_dataset.py *_loss.py *_metric.py *_model.py`` of the folders.
 
-    The folders join ``sys.path``, from which spawned workers find the modules again.
+    The folders are added to ``sys.path``, where spawned workers find the modules again.
 
     Raises:
         FileNotFoundError: A folder does not exist.

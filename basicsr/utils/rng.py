@@ -1,6 +1,6 @@
 """Counter-based random numbers: decisions depend on (seed, position), not on generator history.
 
-So the number of workers, the prefetch depth and interruptions of a run do not change results.
+So results do not depend on the number of workers, the prefetch depth, or interruptions of a run.
 """
 
 import random
@@ -49,7 +49,7 @@ def seed_all(*values: int) -> None:
 
 @contextmanager
 def seeded(*values: int) -> Iterator[None]:
-    """Seed the CPU generators within the block, then put back the states they had."""
+    """Seed the CPU generators within the block, then restore their states."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed_cpu(*values)
     try:

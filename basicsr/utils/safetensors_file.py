@@ -1,10 +1,9 @@
 """Read and write networks as safetensors files, which hold only named tensors.
 
 The format: https://github.com/huggingface/safetensors
-It is flat, so the names of several state dicts begin with the key of theirs, as in
-``params_ema.conv.weight``; the file's metadata lists the keys, has the description of the network
-where there is one, and a checksum. It is a single entry, as the order of several would differ from
-file to file.
+It is flat, so each name begins with the key of its state dict, as in ``params_ema.conv.weight``.
+The file's metadata lists the keys, with the description of the network, if any, and a checksum,
+all in one entry: the order of several would vary between files.
 """
 
 import json
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from .errors import MissingPackageError, UserError
 
-# The key of what a file says of its network, beside its state dicts. In the metadata, of checksum,
-# a blank, and JSON: the list of keys, or an object with it and the description.
+# Key of the description of the network, beside the state dicts. Also the key of the entry in the
+# metadata: checksum, blank, and JSON (the list of keys, or an object of keys and description).
 DESCRIPTION = 'basicsr'
 
 
@@ -37,7 +36,7 @@ def require_safetensors() -> Any:
 
 
 def split_description(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """What a file holds without the description of its network, and that; {} if there is none."""
+    """Split the content of a file into its weights and the description of the network, or {}."""
     described = content.get(DESCRIPTION)
     if not isinstance(described, Mapping):
         return content, {}
@@ -45,7 +44,7 @@ def split_description(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], di
 
 
 def as_safetensors(content: Mapping[str, Any]) -> bytes:
-    """A safetensors file of a state dict, or of a dict of state dicts; either with a description.
+    """A safetensors file of a state dict or a dict of state dicts, with or without a description.
 
     Tensors that share memory become separate ones; all are contiguous.
 
@@ -76,7 +75,7 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
 
 def _refusal(names: Any) -> str:
     return (
-        'a safetensors file holds networks alone (dense tensors, under names that are texts), and '
+        'a safetensors file holds only networks (dense tensors, named by strings), and '
         f'no {", ".join(sorted(map(str, names)))}.'
     )
 
@@ -103,7 +102,7 @@ def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checksum(tensors: Mapping[str, Tensor], listed: str) -> str:
-    """CRC-32 of the JSON and of names, kinds, shapes and values of the tensors."""
+    """CRC-32 of the JSON and of the names, dtypes, shapes and values of the tensors."""
     value = zlib.crc32(listed.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -122,7 +121,7 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read_safetensors(path: str | Path) -> dict[str, Any]:
-    """What ``as_safetensors`` was given; of a file of another program, its state dict.
+    """The content given to ``as_safetensors``; for a file of another program, its state dict.
 
     Raises:
         ValueError: The file is damaged, or of another format.
@@ -133,8 +132,8 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework='pt') as file:
             metadata = file.metadata() or {}
-        tensors = package.load(Path(path).read_bytes())  # load_file would go on reading the file
-    except Exception as error:  # what is no such file can make a reader fail in any way
+        tensors = package.load(Path(path).read_bytes())  # load_file would keep it mapped
+    except Exception as error:  # a damaged file can make the reader fail in any way
         raise UserError(f'cannot load {path}: it is damaged ({error}).') from error
     if DESCRIPTION not in metadata:
         return tensors

@@ -19,7 +19,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters, but for tabs and ends of lines, written as ``\\x1b``.
+    """The text with control characters, except tabs and line breaks, escaped as ``\\x1b``.
 
     A terminal obeys some of them, and file names may contain any.
     """
@@ -34,7 +34,7 @@ def write_out(text: str) -> None:
     except BrokenPipeError:
         # What is still buffered would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None  # as of a program that the signal SIGPIPE ends
+        raise SystemExit(141) from None  # the status of a program that SIGPIPE ends
 
 
 def some(items: Sequence[str], count: int = 5) -> str:

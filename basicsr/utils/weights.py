@@ -1,4 +1,4 @@
-"""Work on files of networks: interpolate, average, convert, strip to publish, and describe them."""
+"""Process network files: interpolate, average, convert, strip for publication, describe."""
 
 import hashlib
 import inspect
@@ -24,15 +24,15 @@ from .wrong_weights import why_no_state_dict
 logger = logging.getLogger(__name__)
 
 _ALIKE = 0.8  # share of the names that a network and a file must have in common
-# Arguments that networks need; none of them changes a name but the number of blocks.
+# Values for required arguments; of these only the number of blocks changes names of weights.
 _SMALL = {'int': 3, 'bool': False, 'str': 'prelu'}
 
 
 def check_target(target: str | Path, overwrite: bool = False) -> None:
-    """Refuse what is no name of a file of networks, or a file that is there.
+    """Check that ``target`` can be the name of a new network file.
 
     Raises:
-        FileExistsError: There is a ``target``, and it shall not be overwritten.
+        FileExistsError: ``target`` exists, and is not to be overwritten.
         ValueError: It ends in neither .pth nor .safetensors.
     """
     if Path(target).suffix not in ('.pth', '.safetensors'):
@@ -47,12 +47,12 @@ def convert(
     """Write a checkpoint in the format that the ending of ``target`` names.
 
     Args:
-        key: Of the state dict to write alone, as other programs want it; None for all of the file.
-            The description of the network is kept unless a .pth gets bare weights.
+        key: The state dict to write by itself, as other programs expect it; None for the whole
+            file. The description of the network is kept, except beside bare weights in a .pth.
 
     Raises:
-        FileExistsError: There is a ``target``.
-        FileNotFoundError, ValueError: ``source`` cannot be read, or its content not be written so.
+        FileExistsError: ``target`` exists.
+        FileNotFoundError, ValueError: ``source`` cannot be read, or the format cannot hold it.
     """
     check_target(target, overwrite)
     content = load_checkpoint(source)
@@ -82,17 +82,17 @@ def combine(
 ) -> list[str]:
     """Write the weighted sum of files of one network; returns the keys of its state dicts.
 
-    Sums are computed in float64. Tensors of whole numbers are those of the largest share. With
+    Sums are computed in float64. Integer tensors are taken from the file of the largest share. With
     equal shares the result is a uniform soup: Wortsman et al., "Model soups", ICML 2022,
     https://arxiv.org/abs/2203.05482; two files are interpolated in Wang et al., "ESRGAN", 2018,
     https://arxiv.org/abs/1809.00219.
 
     Args:
-        shares: A factor for each file; together 1.
+        shares: A factor for each file; they sum to 1.
 
     Raises:
-        FileExistsError: There is a ``target``.
-        ValueError: The files are not of one network.
+        FileExistsError: ``target`` exists.
+        ValueError: The files are not of the same network.
     """
     check_target(target, overwrite)
     files = [_networks(source) for source in sources]
@@ -128,7 +128,7 @@ def _networks(source: str | Path) -> tuple[dict[str, Mapping[str, Tensor]], dict
 def _check_one_network(
     sources: Sequence[str | Path], descriptions: Sequence[dict[str, Any]]
 ) -> None:
-    """Equal names and shapes do not make one network: scales of residuals are not among them."""
+    """Compare the descriptions: networks may differ in what no name or shape shows."""
     given = {
         str(source): described['network']
         for source, described in zip(sources, descriptions, strict=True)
@@ -138,8 +138,8 @@ def _check_one_network(
     for source, network in given.items():
         if network != given[first]:
             raise UserError(
-                f'{first} holds {given[first]}, and {source} holds {network}: weights can be mixed '
-                'of one network alone.'
+                f'{first} holds {given[first]}, and {source} holds {network}: only weights of the '
+                'same network can be mixed.'
             )
 
 
@@ -152,7 +152,7 @@ def _weighted_sum(
         }
         if unlike:
             raise UserError(
-                f'{sources[0]} and {source} are not of one network: names or shapes differ '
+                f'{sources[0]} and {source} are not of the same network: names or shapes differ '
                 f'({some(sorted(unlike))}).'
             )
     largest = states[max(range(len(shares)), key=shares.__getitem__)]
@@ -175,11 +175,11 @@ def strip(
     """Write one state dict of a file and the description of its network; returns the file.
 
     Args:
-        key: Of the state dict; None: ``params_ema`` if it is there, else ``params``.
+        key: Name of the state dict; None: ``params_ema`` if there is one, else ``params``.
         with_hash: Add the first eight digits of the file's SHA-256 to its name.
 
     Raises:
-        FileExistsError: There is such a file.
+        FileExistsError: The file exists.
     """
     target = Path(target)
     check_target(target, overwrite or with_hash)
@@ -204,7 +204,7 @@ def strip(
 
 
 def report(file: str | Path) -> Iterator[str]:
-    """Lines on what a file holds: entries, network, and names, shapes and kinds of weights."""
+    """Describe a file in lines: entries, network, and names, shapes and dtypes of weights."""
     content = load_checkpoint(file)
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     yield f'{file}: {sizeof_fmt(Path(file).stat().st_size)}, sha256 {digest[:8]}…'
@@ -249,7 +249,7 @@ def _rows(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kind(value: Any) -> str:
-    """What stands under a key of a file, in a few words."""
+    """A short description of the value of a key."""
     if isinstance(value, Tensor):
         return f'a tensor {tuple(value.shape)}'
     items = value.values() if isinstance(value, Mapping) else ()
@@ -275,16 +275,16 @@ def _described(described: Mapping[str, Any]) -> Iterator[str]:
 
 
 def what_fits(state: Mapping[str, Tensor], options: Mapping[str, Any] | None = None) -> str:
-    """Which network the weights are of.
+    """Which network the weights belong to.
 
     Args:
-        options: What the file says of it. Without that the names of the weights are compared with
-            those of all networks, numbers of layers aside.
+        options: The network's options in the description of the file. Without them the names of
+            the weights are compared with those of all networks, numbers of layers aside.
     """
     if isinstance(options, Mapping) and options:
         try:
             own = _on_meta(options).state_dict()
-        except Exception as error:  # whatever a constructor makes of arguments
+        except Exception as error:  # a constructor may raise anything
             return f'no network here: {options.get("type")} cannot be built ({error})'
         unlike = list(own.keys() ^ state.keys())
         unlike += [n for n in own.keys() & state.keys() if own[n].shape != state[n].shape]
@@ -304,7 +304,7 @@ def _on_meta(options: Mapping[str, Any]) -> nn.Module:
 
 
 def _examples() -> Iterator[tuple[str, nn.Module]]:
-    """Every network that can be made of small numbers, without values, and its name."""
+    """Small instances of all networks, on the meta device, with their names."""
     for name, entry in ARCH_REGISTRY:
         parameters = inspect.signature(entry).parameters
         needed = {
@@ -318,13 +318,13 @@ def _examples() -> Iterator[tuple[str, nn.Module]]:
         arguments |= {key: 1 for key in ('num_block', 'num_group') if key in parameters}
         try:
             net = _on_meta({'type': name, **arguments})
-        except Exception as error:  # whatever a constructor makes of these
+        except Exception as error:  # a constructor may raise anything
             logger.info('%s is not compared: %s', name, error)
             continue
         yield name.removesuffix('_basicsr'), net
 
 
 def _likeness(net: nn.Module, state: Mapping[str, Any]) -> float:
-    """Names that both have over names that either has, with all numbers taken for equal."""
+    """Jaccard similarity of the names of weights, all numbers in them taken as equal."""
     own, theirs = ({re.sub(r'\d+', '#', n) for n in names} for names in (net.state_dict(), state))
     return len(own & theirs) / max(len(own | theirs), 1)

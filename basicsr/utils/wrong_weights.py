@@ -1,4 +1,4 @@
-"""What a file of weights that cannot be loaded is, and what to do about it."""
+"""Diagnose weight files that cannot be loaded: what they are, and what to do about it."""
 
 import math
 import re
@@ -11,36 +11,33 @@ from torch import Tensor
 
 from .text import some
 
-# Names in each file of a network, and in none of a generator.
+# A name that every file of the discriminator has, and no file of a generator.
 _DISCRIMINATORS = {
     'conv0_0.weight': 'VGGStyleDiscriminator',
     'conv9.weight': 'UNetDiscriminatorSN',
 }
 
-_MOST_DEPTH = 4  # of nested dicts in which weights are looked for
+_MOST_DEPTH = 4  # how deep in nested dicts to look for weights
 
 
 def why_no_checkpoint(path: str | Path) -> str:
-    """What a file is that is plainly no checkpoint, to follow its name; '' if it may be one."""
+    """Why a file is clearly not a checkpoint, to follow its name; '' if it may be one."""
     with open(path, 'rb') as file:
         start = file.read(512).lstrip(b'\xef\xbb\xbf \t\r\n').lower()
     if not Path(path).stat().st_size:
-        return 'it is damaged: it has 0 bytes, as a failed download leaves it. Fetch it again.'
+        return 'it is damaged: it has 0 bytes, as after a failed download. Download it again.'
     if start.startswith((b'<!doctype', b'<html', b'<?xml', b'<head')):
         return (
-            'it is a web page (HTML), not weights: download the file itself, by the link of its '
-            'raw content.'
+            'it is a web page (HTML), not weights: download the file itself, by its raw or '
+            'download link.'
         )
     if start.startswith(b'version https://git-lfs'):
-        return (
-            'it is a git-lfs pointer, which stands for the file: run git lfs pull in its '
-            'repository.'
-        )
+        return 'it is a git-lfs pointer, not the file itself: run git lfs pull in its repository.'
     return ''
 
 
 def why_no_state_dict(content: Mapping[Any, Any], param_key: str | None) -> str:
-    """Why the content of a file is not weights of a network, to follow the file's name."""
+    """Why the content of a file is not the weights of a network, to follow the file's name."""
     if {'iter', 'optimizers'} <= content.keys():
         return (
             'is a training state, which holds no network weights: these are beside it, in '
@@ -72,7 +69,7 @@ def _deeper(content: Mapping[Any, Any], path: str = '') -> Iterator[str]:
 
 
 def why_nested(key: Any, state: Mapping[Any, Any]) -> str:
-    """What to do about a state dict that nests another one, and none else."""
+    """What to do about a state dict that has no tensors but nests one that has; else ''."""
     if any(isinstance(value, Tensor) for value in state.values()):
         return ''
     deeper = next(_deeper(state), '')
@@ -80,9 +77,9 @@ def why_nested(key: Any, state: Mapping[Any, Any]) -> str:
 
 
 def take_out(where: str) -> str:
-    """How to make a file of weights that are deep in another."""
+    """How to save weights that are nested in a file to a file of their own."""
     return (
-        f'Its weights are nested, at {where}: save these alone, '
+        f'Its weights are nested, at {where}: save only these, '
         f"torch.save({{'params': torch.load(file){where}}}, other_file)."
     )
 
@@ -97,13 +94,13 @@ def unlike_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     if not found:
         return ''
     return (
-        f'holds {some(found)} for weights that are floats: it is quantized, or damaged. Save the '
+        f'holds {some(found)} where the network has floats: it is quantized, or damaged. Save the '
         'weights as floats.'
     )
 
 
 def why_unusable(name: Any, tensor: Tensor) -> str:
-    """Why a network cannot take a tensor, '' if it can."""
+    """Why a network cannot use a tensor; '' if it can."""
     if not isinstance(name, str):
         return f'the name {name!r}, but names of weights are strings, such as body.0.weight'
     if tensor.is_meta:
@@ -113,7 +110,7 @@ def why_unusable(name: Any, tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         return f'{name} as a sparse tensor: save what tensor.to_dense() returns'
     if tensor.is_floating_point() and tensor.numel() and tensor.isnan().all():
-        return f'{name} with NaN alone: its training diverged. Take an earlier checkpoint'
+        return f'only NaN in {name}: its training diverged. Use an earlier checkpoint'
     return ''
 
 
@@ -124,8 +121,8 @@ def advice(
 
     Args:
         own: The network's state dict.
-        label: Of the network in the options: g, d.
-        scale: Of the network.
+        label: Label of the network in the options: g, d.
+        scale: Upscaling factor of the network.
     """
     if not state:
         return 'It holds no weights.'
@@ -136,12 +133,13 @@ def advice(
         return (
             f'It is the file of {found}: path.pretrain_network_{label} needs one of this network.'
         )
+
     load = f'set path.strict_load_{label} to false to load the {fitting} of {len(own)} that fit.'
     if 2 * fitting < len(own):
-        return f'Make network_{label} as it was when the file was trained; or {load}'
+        return f'Configure network_{label} as it was when the file was trained, or {load}'
     other = _other_scale(own, state, scale)
     if other:
-        which = f'take one for x{scale:g}, make network_{label} for that scale, or'
+        which = f'use one for x{scale:g}, configure network_{label} for that scale, or'
         return f'It is the file of a network for {other}: {which} {load}'
     return f'If that is intended, {load}'
 

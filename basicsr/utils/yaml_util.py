@@ -1,7 +1,7 @@
 """Load YAML option files safely, with the line of each key, rejecting duplicate keys.
 
-An untrusted file is read in little time and memory, or rejected: limits on its size, its depth and
-the expansion of its aliases lie far above what people write.
+An untrusted file cannot take much time or memory: limits on its size, its depth and the expansion
+of its aliases lie far above what people write.
 """
 
 import math
@@ -19,8 +19,8 @@ from .option_section import KeyPath
 _MOST_BYTES = 2**18  # of a file: the largest published recipe has 4 kB
 _DEEPEST = 40  # sections within sections
 _MOST_VALUES = 50_000  # with every alias written out
-_WINDOWS_PATH = re.compile(r'[A-Za-z]:.*[\t\n]', re.DOTALL)  # that escapes have spoilt
-_BACKSLASHES = 'a path with backslashes stands in single quotes, or is written with /'
+_WINDOWS_PATH = re.compile(r'[A-Za-z]:.*[\t\n]', re.DOTALL)  # garbled by escapes
+_BACKSLASHES = 'put a path with backslashes in single quotes, or write it with /'
 _HINTS = {
     r"character '\t'": '; indent with spaces, not with tabs',
     'unknown escape character': f'; {_BACKSLASHES}',
@@ -73,9 +73,9 @@ class Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
-            # All of these come of a text that is not what its tag or its first letters promise.
+            # The text is not of the type that its tag or its first characters promise.
             kind = node.tag.rpartition(':')[2]
-            raise _error_at(node, f'{_short(node.value)} is no {kind}') from error
+            raise _error_at(node, f'{_short(node.value)} is not a valid {kind}') from error
         is_infinite = (
             isinstance(value, float) and math.isinf(value) and 'inf' not in node.value.lower()
         )
@@ -85,7 +85,7 @@ class Loader(yaml.SafeLoader):
 
 
 def _error_at(place: Any, text: str) -> OptionError:
-    """The error of a node or event, which know their file and line."""
+    """An error with the file and line of a node or event."""
     return OptionError(f'{place.start_mark.name}:{place.start_mark.line + 1}: {text}.')
 
 
@@ -94,10 +94,10 @@ def _short(text: str) -> str:
 
 
 def _check_size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
-    """How many values a node holds with its aliases written out, and in how many levels.
+    """Number of values in a node with its aliases expanded, and its depth.
 
     Args:
-        known: These numbers of the nodes seen before; (0, 0) while a node is being measured.
+        known: The results for nodes seen before; (0, 0) while a node is being measured.
     """
     if node in known:
         if known[node] == (0, 0):
@@ -130,7 +130,7 @@ Dumper.add_representer(dict, _represent_in_order)
 Dumper.add_multi_representer(dict, _represent_in_order)  # such as OrderedDict
 
 _FLOAT = 'tag:yaml.org,2002:float'
-# One table for both: what is added to the one is known to the other.
+# One table for both: resolvers added to one are known to the other.
 Loader.yaml_implicit_resolvers = Dumper.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != _FLOAT]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -169,7 +169,7 @@ def load_with_lines(file: str | Path) -> tuple[dict, dict[KeyPath, int]]:
     size = Path(file).stat().st_size
     if size > _MOST_BYTES:
         raise OptionError(
-            f'{file}: {size:,} bytes are no option file; it has at most {_MOST_BYTES:,}.'
+            f'{file}: {size:,} bytes are too many for an option file; at most {_MOST_BYTES:,}.'
         )
     try:
         return _parse(Path(file).read_text(encoding='utf-8'), str(file))

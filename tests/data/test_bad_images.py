@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 from basicsr.data import build_dataloader
 from basicsr.data.bad_images import BadImages, is_bad_data
 from basicsr.data.samplers import build_sampler
+from basicsr.utils.json_lines import read_rows
 from basicsr.utils.lmdb_util import make_lmdb_from_imgs
-from basicsr.utils.logger import read_rows
 
 
 def truncate(path):

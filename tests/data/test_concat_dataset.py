@@ -94,7 +94,7 @@ def test_shares_add_up_and_are_off_by_less_than_one(weights):
         ((), {}, 'parts is empty'),
         ((1, 1), {'weights': [1]}, 'must be 2 numbers'),
         ((1, 1), {'weights': [-1, 2]}, 'not negative'),
-        ((1, 1), {'weights': [0, 0]}, 'not all 0'),
+        ((1, 1), {'weights': [0, 0]}, 'not all of them 0'),
         ((1, 0), {'weights': [1, 1]}, 'number 1 is empty'),
         ((1, 1), {'weights': [1, 1], 'phase': 'val'}, 'leave them out'),
     ],

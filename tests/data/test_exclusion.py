@@ -53,7 +53,7 @@ def test_lines_that_name_no_image_are_told(names, listed, caplog):
     with caplog.at_level(logging.INFO, 'basicsr'):
         assert len(names(exclude=listed('0001.png', '0002', 'x y.png'), name='mine')) == 4
     assert 'mine: 1 of 5 images are excluded.' in caplog.text
-    assert '2 lines of' in caplog.text and 'name no image of it: 0002, x y.png' in caplog.text
+    assert '2 lines of' in caplog.text and 'match no image: 0002, x y.png' in caplog.text
 
 
 def test_a_list_of_all_images_and_one_that_is_missing_are_refused(names, listed, tmp_path):

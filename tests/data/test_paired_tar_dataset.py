@@ -115,7 +115,7 @@ def test_shards_are_named_by_patterns_braces_and_addresses(shards, tmp_path):
 @pytest.mark.parametrize('name', ['pipe:touch ran', 'http://example.org/a.tar', 'gs://a/b.tar'])
 def test_commands_and_other_addresses_are_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match='neither a file nor an https address'):
+    with pytest.raises(ValueError, match='neither a file nor an https URL'):
         PairedTarDataset(options(name, num_samples=1))
     assert not (tmp_path / 'ran').exists()
 
@@ -165,10 +165,10 @@ def _gray():
         ({'shards': []}, 'shards must be a file, a pattern or a list'),
         ({'shards': ['a.tar', None]}, 'shards must be a file, a pattern or a list'),
         ({'shards': '.'}, 'there is no file'),
-        ({'num_samples': 1.5}, r'num_samples must be a whole number from 1 on, got 1\.5'),
-        ({'num_samples': 0}, 'num_samples must be a whole number from 1 on, got 0'),
-        ({'shuffle_buffer': 0}, 'shuffle_buffer must be a whole number from 1 on'),
-        ({'shuffle_seed': 'a'}, "shuffle_seed must be a whole number from 0 on, got 'a'"),
+        ({'num_samples': 1.5}, r'num_samples must be an integer of at least 1, got 1\.5'),
+        ({'num_samples': 0}, 'num_samples must be an integer of at least 1, got 0'),
+        ({'shuffle_buffer': 0}, 'shuffle_buffer must be an integer of at least 1'),
+        ({'shuffle_seed': 'a'}, "shuffle_seed must be an integer of at least 0, got 'a'"),
         ({'meta_info_file': 'x', 'recursive': True}, 'meta_info_file, recursive: .* no such'),
         ({'cache': '/some/folder'}, 'cache: PairedTarDataset has no such option'),
     ],

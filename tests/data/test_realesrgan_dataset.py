@@ -16,7 +16,8 @@ from golden import recipe as inputs
 from basicsr.data import SeededDataset, build_dataloader, build_dataset
 from basicsr.data.data_sampler import EnlargedSampler
 from basicsr.data.prefetch_dataloader import images_to_float
-from basicsr.data.second_order import degrade, draw_recipe, draw_recipes, make_pairs
+from basicsr.data.recipes import draw_recipe, draw_recipes
+from basicsr.data.second_order import degrade, make_pairs
 from basicsr.utils.img_process_util import USMSharp
 
 RNG = np.random.default_rng(0)
@@ -115,7 +116,7 @@ def test_the_largest_kernel_size_is_that_of_the_options(images):
     ('overrides', 'message'),
     [
         ({'gt_size': 15}, 'gt_size 15 and crop_size 24 must be multiples of scale 2'),
-        ({'crop_size': 14}, 'crop_size the larger one'),
+        ({'crop_size': 14}, 'crop_size must not be the smaller one'),
         ({'degrade_on': 'gpu'}, "degrade_on is 'gpu'; choose 'device' or 'worker'"),
         ({'phase': 'val'}, 'PairedImageDataset'),
         ({'blur_kernel_size': 20}, 'blur_kernel_size is 20'),

@@ -10,13 +10,8 @@ from golden import recipe as inputs
 
 from basicsr.data import second_order
 from basicsr.data.degradations import add_gaussian_noise_pt, add_poisson_noise_pt
-from basicsr.data.second_order import (
-    check_options,
-    degrade,
-    draw_kernels,
-    draw_recipe,
-    draw_recipes,
-)
+from basicsr.data.recipes import check_options, draw_kernels, draw_recipe, draw_recipes
+from basicsr.data.second_order import degrade
 from basicsr.utils.diffjpeg import DiffJPEG
 from basicsr.utils.img_process_util import filter2D
 

@@ -64,7 +64,7 @@ def test_of_several_endings_one_has_to_be_named(caplog):
 
 
 def test_names_that_differ_in_the_extension_alone_are_refused():
-    with pytest.raises(ValueError, match='a.png and a.jpg differ in the extension alone'):
+    with pytest.raises(ValueError, match='a.png and a.jpg differ only in the extension'):
         pair_names(['a.png'], ['a.png', 'a.jpg'])
 
 

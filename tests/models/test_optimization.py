@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups and schedules from options."""
+"""Optimizers and parameter groups from options."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch import nn
 
 from basicsr.models.optimization import (
     build_optimizer,
-    build_scheduler,
     evaluation_weights,
     parameter_groups,
     train_weights,
@@ -92,100 +91,6 @@ def test_any_optimizer_is_built_by_module_and_class():
     ):
         with pytest.raises(ValueError, match=message):
             build_optimizer(name, [nn.Parameter(torch.ones(2))], lr=1)
-
-
-def rates(options, count):
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    scheduler = build_scheduler(optimizer, options)
-    found = []
-    for _ in range(count):
-        found.append(optimizer.param_groups[0]['lr'])
-        optimizer.step()
-        scheduler.step()
-    return found, scheduler
-
-
-def test_schedules_follow_each_other_and_multiply():
-    sequence = {
-        'type': 'SequentialLR',
-        'milestones': [3],
-        'schedulers': [
-            {'type': 'ConstantLR', 'factor': 0.1, 'total_iters': 100},
-            {'type': 'MultiStepLR', 'milestones': [2], 'gamma': 0.5},
-        ],
-    }
-    assert rates(sequence, 6)[0] == pytest.approx([0.1, 0.1, 0.1, 1.0, 1.0, 0.5])
-    chain = {
-        'type': 'ChainedScheduler',
-        'schedulers': [
-            {'type': 'ExponentialLR', 'gamma': 0.5},
-            {'type': 'ConstantLR', 'factor': 0.1, 'total_iters': 2},
-        ],
-    }
-    assert rates(chain, 4)[0] == pytest.approx([0.1, 0.05, 0.25, 0.125])
-
-
-SEQUENCE = {
-    'type': 'SequentialLR',
-    'milestones': [2],
-    'schedulers': [
-        {'type': 'LinearLR', 'start_factor': 0.1, 'total_iters': 2},
-        {'type': 'CosineAnnealingLR', 'T_max': 4},
-    ],
-}
-CHAIN = {
-    'type': 'ChainedScheduler',
-    'schedulers': [
-        {'type': 'MultiStepLR', 'milestones': [4], 'gamma': 0.5},
-        {'type': 'ExponentialLR', 'gamma': 0.9},
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    'scheduler',
-    [
-        SEQUENCE,
-        CHAIN,
-        {'type': 'CosineAnnealingWarmRestarts', 'T_0': 2, 'T_mult': 2},
-        {'type': 'OneCycleLR', 'max_lr': 1e-2, 'total_steps': 6},
-        {'type': 'PolynomialLR', 'total_iters': 6},
-    ],
-    ids=lambda options: options['type'],
-)
-def test_schedules_are_resumed(run, train_opt, scheduler):
-    whole = run(train_opt(name='whole', train__scheduler=scheduler))
-    run(train_opt(name='cut', train__scheduler=scheduler, train__total_iter=3))
-    cut = run(train_opt(name='cut', train__scheduler=scheduler), '--auto_resume')
-    assert differences(checkpoint(whole, '6.state'), checkpoint(cut, '6.state')) == []
-    assert 'scheduler' not in ''.join(
-        line for line in log_text(cut).splitlines() if 'not used' in line
-    )
-
-
-def test_another_schedule_inside_is_no_resume(run, train_opt):
-    run(train_opt(train__scheduler=SEQUENCE, train__total_iter=2))
-    other = {**SEQUENCE, 'schedulers': [SEQUENCE['schedulers'][0], {'type': 'ConstantLR'}]}
-    with pytest.raises(ValueError, match=r'SequentialLR\(LinearLR, CosineAnnealingLR\)'):
-        run(train_opt(train__scheduler=other), '--auto_resume')
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'milestones': [2]}, 'needs a type'),
-        (
-            {'type': 'SequentialLR', 'milestones': [2]},
-            "SequentialLR needs the argument 'schedulers'",
-        ),
-        ({'type': 'StepLR'}, "StepLR needs the argument 'step_size'"),
-        ({'type': 'MultistepLR'}, "did you mean 'MultiStepLR'"),
-        ({'type': 'ReduceLROnPlateau'}, 'follows a score'),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_named(options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        rates(options, 1)
 
 
 @pytest.mark.parametrize(('rule', 'factor'), [('linear', 0.25), ('sqrt', 0.5)])
@@ -366,6 +271,7 @@ def test_a_schedule_free_optimizer_takes_no_other_average(run, train_opt, averag
 @pytest.mark.parametrize('optim_g', [{}, {'lr': 'a'}, {'lr': -1e-2}, {'lr': True}])
 def test_a_learning_rate_is_a_number(run, train_opt, optim_g):
     with pytest.raises(
-        ValueError, match='train.optim_g: (needs a learning rate, such as lr: 1e-4|lr is the text)'
+        ValueError,
+        match='train.optim_g: (needs a learning rate, such as lr: 1e-4|lr is the string)',
     ):
         run(train_opt(train__optim_g={'type': 'Adam', **optim_g}))

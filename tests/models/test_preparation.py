@@ -309,5 +309,5 @@ def test_networks_that_have_been_trained_change_their_layout_with_their_moments(
 
 @pytest.mark.parametrize('options', [{'foo': 1}, {'mode': 'x'}])
 def test_arguments_that_torch_compile_does_not_have_are_named(options):
-    with pytest.raises(ValueError, match=r'train\.compile: .* are no arguments of torch\.compile'):
+    with pytest.raises(ValueError, match=r'train\.compile: .* are not arguments of torch\.compile'):
         prepare_for_training(network(), {'compile': options}, False)

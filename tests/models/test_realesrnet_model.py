@@ -8,7 +8,7 @@ from blind import DEGRADATION, blind, recipe_rows
 from golden import recipe as inputs
 from runs import checkpoint, differences, log_text, rows
 
-from basicsr.data.second_order import draw_recipe
+from basicsr.data.recipes import draw_recipe
 from basicsr.models import build_model
 from basicsr.models.realesrnet_model import TrainingPairPool
 from basicsr.models.sr_model import SRModel
@@ -132,7 +132,7 @@ def test_batches_of_a_dataset_without_recipes_are_degraded_too(model):
 
 def test_images_smaller_than_the_patches_are_refused_with_both_sizes(model):
     net = model(train_set={'gt_size': 32})
-    with pytest.raises(ValueError, match='gt_size 32 is more than the 24x24 of GT'):
+    with pytest.raises(ValueError, match='gt_size 32 is larger than the GT, 24x24'):
         net.feed_data(batch())
 
 
@@ -336,7 +336,7 @@ def test_a_pool_that_is_not_in_the_state_begins_empty_and_that_is_said(run, trai
     run(blind(train_opt(train__total_iter=2)))
     opt = blind(train_opt()) | {'queue_size': 4}
     text = log_text(run(opt, '--auto_resume'))
-    assert 'The pool of training pairs begins empty' in text
+    assert 'The pool of training pairs starts empty' in text
 
 
 def test_pairs_are_trained_on_without_options_of_a_degradation(run, train_opt):

@@ -147,7 +147,7 @@ def test_an_adversarial_loss_among_the_others_is_refused(model):
     [('net_d_iters', 0), ('net_d_iters', '2'), ('net_d_iters', 1.5), ('net_d_init_iters', None)],
 )
 def test_turns_of_the_networks_are_whole_numbers(model, option, value):
-    with pytest.raises(ValueError, match=rf'train\.{option} must be a whole number'):
+    with pytest.raises(ValueError, match=rf'train\.{option} must be an integer of at least'):
         model(**{f'train__{option}': value})
 
 
@@ -158,7 +158,7 @@ def test_networks_of_other_channels_are_refused_with_both_options(model):
 
 
 def test_a_loss_that_is_not_adversarial_is_refused(model):
-    with pytest.raises(ValueError, match=r'train\.gan_opt: L1Loss is no adversarial loss'):
+    with pytest.raises(ValueError, match=r'train\.gan_opt: L1Loss is not an adversarial loss'):
         model(train__gan_opt={'type': 'L1Loss'})
 
 

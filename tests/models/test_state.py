@@ -45,7 +45,8 @@ def test_the_network_of_a_lightning_checkpoint_is_found(base_opt, tmp_path, pref
     BaseModel(base_opt).load_network(other, tmp_path / 'last.ckpt', strict)
     assert weights_differ(net, other) == []
     assert (
-        f'the names with the prefix {prefix} are used, without it; 2 others are not' in caplog.text
+        f'only the keys with the prefix {prefix} are used, without it; 2 others are not'
+        in caplog.text
     )
 
 

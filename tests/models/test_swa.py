@@ -126,7 +126,10 @@ def test_the_last_validation_scores_the_average_as_a_test_does(run, norm_opt):
 
 
 def test_a_start_that_is_not_in_the_run_is_refused(run, train_opt):
-    for start, message in ((7, 'train.swa.start is 7: .* 6'), (2.5, 'start is 2.5: give a share')):
+    for start, message in (
+        (7, 'train.swa.start is 7: .* 6'),
+        (2.5, '2.5: give a fraction'),
+    ):
         with pytest.raises(ValueError, match=message):
             run(train_opt(train__swa={'start': start}))
     with pytest.raises(ValueError, match=r'train\.swa\.anneal'):

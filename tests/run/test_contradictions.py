@@ -52,8 +52,12 @@ SWIN = {'type': 'SwinIR', 'upscale': 2, 'window_size': 3, 'upsampler': 'pixelshu
         ({'train__freeze': [{'pattern': 'body', 'until': 6}]}, 'train.freeze.0.until', 'never'),
         ({'train__swa': {'start': 9}}, 'train.swa.start', '9 is after total_iter 6'),
         ({'train__ema_decay': 0.9}, 'train.ema_decay', '0.9 averages over about 10 iterations'),
-        ({'datasets__train__gt_size': 15}, 'datasets.train.gt_size', '15 is no multiple of scale'),
-        ({'network_g': SWIN}, 'datasets.train.gt_size', '16 is no multiple of 6, window_size 3'),
+        (
+            {'datasets__train__gt_size': 15},
+            'datasets.train.gt_size',
+            '15 is not a multiple of scale',
+        ),
+        ({'network_g': SWIN}, 'datasets.train.gt_size', '16 is not a multiple of 6, window_size 3'),
         ({'network_g__upscale': 3}, 'network_g.upscale', '3, and the scale of the file is 2'),
         (
             {'val__metrics': {'psnr': {'type': 'calculate_psnr', 'crop_border': 4}}},

@@ -203,7 +203,9 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_later_samples(run, opt
     poison(9)  # of iteration 5
     back = run(opt('rollback', name='back'))
     text = ''.join(file.read_text() for file in back.glob('*.log'))
-    assert 'states/4.state, and on with sample 10 (train.on_nonfinite: rollback, the 1st' in text
+    assert (
+        'states/4.state, continuing with sample 10 (train.on_nonfinite: rollback, the 1st' in text
+    )
     assert [row['iter'] for row in rows(back)] == [1, 2, 3, 4, 5, 6]
 
     by_hand = run(opt(name='by_hand', train__total_iter=4))
@@ -464,7 +466,7 @@ def test_an_incident_is_replayed(run, opt, poison, tmp_path, monkeypatch, capsys
     assert 'lq: 1 of 384 values are not finite' in out
     assert 'gt: 0 of 1536 values are not finite' in out
     assert 'l_pix: nan' in out
-    assert 'layers whose output is not finite: net_g.body.0 (Conv2d), net_g.body.1 (PReLU)' in out
+    assert 'layers with non-finite output: net_g.body.0 (Conv2d), net_g.body.1 (PReLU)' in out
     assert 'from the last one on: net_g.body.4.weight, net_g.body.3.weight' in out
 
 
@@ -483,7 +485,7 @@ def test_of_other_weights_and_other_files_replay_speaks_plainly(run, opt, poison
     content = torch.load(file, weights_only=True)
     content['batch']['lq'].zero_()
     torch.save(content, file)
-    assert 'Now all is finite' in replay(str(file), options, None, tmp_path)[-1]
+    assert 'Now all values are finite' in replay(str(file), options, None, tmp_path)[-1]
     with pytest.raises(ValueError, match='is not a file of'):
         replay(str(weights), options, None, tmp_path)
 

@@ -48,7 +48,7 @@ def test_all_components_are_checked_at_once_with_suggestions(run, train_opt, tmp
     for expected in (
         "network_g: no argument 'num_feet'; did you mean 'num_feat'? SRVGGNetCompact takes num_in",
         "train.optim_g: no argument 'weight_decoy'; did you mean 'weight_decay'? Adam takes lr, ",
-        "train.optim_g: lr is the text '1e-3': write the number without quotes.",
+        "train.optim_g: lr is the string '1e-3': write the number without quotes.",
         "train.scheduler: no argument 'milestone'; did you mean 'milestones'?",
         "train.scheduler: MultiStepRestartLR needs the argument 'milestones'.",
         "train.pixel_opt: No object named 'L2Loss' found in 'loss' registry! Did you mean",

@@ -208,7 +208,7 @@ def test_all_ranks_stop_at_one_iteration_and_torchrun_goes_on(
     result = run_program(*TORCHRUN, '--max-restarts=1', program, *cut, SEND='-TERM')
     assert result.returncode == 0, result.stderr
     assert result.stderr.count('Asked to stop: the state of iteration 3 is saved') == 1
-    assert 'Started again by torchrun: resuming from' in result.stderr
+    assert 'Restarted by torchrun: resuming from' in result.stderr
     assert not old.exists(), 'moved aside'
 
     whole = ('-opt', write(signalled('whole', **options)), '--force_yml', root)

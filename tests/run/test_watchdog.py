@@ -190,7 +190,7 @@ def test_a_store_that_does_not_answer_is_named_before_anyone_is_blamed(watch, he
     end = watch._judge(clock.now)
     assert (end['ranks'], end['judge']) == ([1], 1)
     assert 'the store at node1:29500 has not answered for 12 s' in end['reason']
-    assert 'From there came: rank 0 (host0, pid 10): last seen in iteration 5' in end['reason']
+    assert 'Its last report: rank 0 (host0, pid 10): last seen in iteration 5' in end['reason']
 
 
 def test_the_first_verdict_is_that_of_all(watch, hear, clock):

@@ -167,7 +167,7 @@ def test_a_database_is_replaced_on_demand_only(command, write, tmp_path):
     (tmp_path / 'in' / 'a.png').rename(tmp_path / 'in' / 'b.png')
     with pytest.raises(SystemExit, match=r'x.lmdb exists: add --resume to go on or --overwrite'):
         command('create_lmdb', *args)
-    with pytest.raises(SystemExit, match=r'x.lmdb is of other images: a'):
+    with pytest.raises(SystemExit, match=r'x.lmdb holds other images: a'):
         command('create_lmdb', *args, '--resume')
     assert paths_from_lmdb(tmp_path / 'x.lmdb') == ['a']
     command('create_lmdb', *args, '--overwrite')

@@ -158,7 +158,7 @@ def test_images_of_another_scale_are_not_gone_on_with(tmp_path):
     (gt / 'c.png').write_bytes(b'damaged')
     with pytest.raises(ValueError, match=r'c\.png'):
         run(gt, lq, scale=2, overwrite=True)
-    with pytest.raises(ValueError, match='made with settings that are not known'):
+    with pytest.raises(ValueError, match='made with unknown settings'):
         run(gt, lq, scale=2, resume=True)
 
 

@@ -78,7 +78,7 @@ def _problem(root, opt, expected, kind, widely, chance):
     if not widely:
         return f'{named}: refused, though iteration 2 is whole: {error}'
     after = {file: file.read_bytes() for file in before}
-    return '' if 'Put the files back' in str(error) and before == after else f'{named}: {error}'
+    return '' if 'Restore the files' in str(error) and before == after else f'{named}: {error}'
 
 
 def _truncate(file, other, chance):

@@ -75,7 +75,7 @@ def _problem_of_end(fault: dict[str, Any], answer: dict[str, Any]) -> str:
         return f'the end took {answer["seconds"]} s, statuses {statuses}'
     if 0 in others:
         return f'statuses {statuses}'
-    spoken = re.findall(r'(?:ERROR: |From there came: )rank ([\d, ]+?)(?=:| [(h])', text)
+    spoken = re.findall(r'(?:ERROR: |Its last report: )rank ([\d, ]+?)(?=:| [(h])', text)
     if str(fault['rank']) not in ','.join(spoken).replace(' ', '').split(','):
         return f'rank {fault["rank"]} is not named: {text}'
     return ''

@@ -321,7 +321,8 @@ def _build(opt: dict) -> None:
     from basicsr.archs import build_network
     from basicsr.data import build_dataset
     from basicsr.losses import build_loss
-    from basicsr.models.optimization import build_optimizer, build_scheduler
+    from basicsr.models.lr_scheduler import build_scheduler
+    from basicsr.models.optimization import build_optimizer
 
     train = opt.get('train') or {}
     for key, options in train.items():

@@ -82,11 +82,11 @@ def test_a_change_of_any_byte_is_seen(cut):
     whole = file.read_bytes()
     for place in range(0, len(whole), 7):
         flip(file, place)
-        with pytest.raises(ValueError, match='damaged, or of another run: its SHA-256 begins'):
+        with pytest.raises(ValueError, match='damaged, or from another run: its SHA-256 begins'):
             check_file(file, record)
         file.write_bytes(whole)
     file.write_bytes(whole + b'x')
-    with pytest.raises(ValueError, match='cut off, or of another run'):
+    with pytest.raises(ValueError, match='truncated, or from another run'):
         check_file(file, record)
 
 
@@ -107,9 +107,9 @@ NETWORK, STATE = 'models/net_g_4.pth', 'training_states/4.state'
     ('name', 'damage', 'reason'),
     [
         (NETWORK, lambda file: file.unlink(), 'no checkpoint file .*net_g_4'),
-        (NETWORK, lambda file: file.write_bytes(b''), 'net_g_4.pth has 0.0 B, .*cut off'),
+        (NETWORK, lambda file: file.write_bytes(b''), 'net_g_4.pth has 0.0 B, .*truncated'),
         (NETWORK, lambda file: flip(file, 700), 'net_g_4.pth is damaged'),
-        (NETWORK, earlier, 'net_g_4.pth is damaged, or of another run'),
+        (NETWORK, earlier, 'net_g_4.pth is damaged, or from another run'),
         (STATE, lambda file: file.write_bytes(b''), 'cannot load .*4.state: it is damaged'),
         (STATE, lambda file: file.write_bytes(file.read_bytes()[:-30]), '4.state: it is damaged'),
         (STATE, lambda file: flip(file, 700), '4.state: it is damaged .wrong checksum'),
@@ -154,7 +154,7 @@ def test_a_run_is_not_begun_anew_over_one_whose_states_are_all_damaged(cut, run)
     for iteration in (2, 4):
         flip(folder / f'models/net_g_{iteration}.pth', 700)
     before = {file: file.read_bytes() for file in folder.rglob('*.*') if file.suffix != '.log'}
-    with pytest.raises(ValueError, match=r'no state in .*net_g_4.*net_g_2.*Put the files back'):
+    with pytest.raises(ValueError, match=r'no state in .*net_g_4.*net_g_2.*Restore the files'):
         run(opt, '--auto_resume')
     assert {file: file.read_bytes() for file in before} == before
 
@@ -163,7 +163,7 @@ def test_a_named_state_that_is_damaged_or_lacks_a_network_is_an_error(cut, run):
     folder, opt = cut()
     opt['path'] = {'resume_state': str(folder / STATE)}
     flip(folder / NETWORK, 700)
-    with pytest.raises(ValueError, match='net_g_4.pth is damaged, or of another run'):
+    with pytest.raises(ValueError, match='net_g_4.pth is damaged, or from another run'):
         run(dict(opt, name='next'))
     (folder / NETWORK).unlink()
     with pytest.raises(FileNotFoundError, match='no checkpoint file .*net_g_4.pth'):
@@ -173,9 +173,9 @@ def test_a_named_state_that_is_damaged_or_lacks_a_network_is_an_error(cut, run):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'optimizers': [{0: None}]}, "has what no run saves .KeyError: 'param_groups'"),
-        ({'optimizers': [None]}, 'has what no run saves .TypeError'),
-        ({'types': {4: 5}}, 'has what no run saves .TypeError'),
+        ({'optimizers': [{0: None}]}, "has invalid entries .KeyError: 'param_groups'"),
+        ({'optimizers': [None]}, 'has invalid entries .TypeError'),
+        ({'types': {4: 5}}, 'has invalid entries .TypeError'),
     ],
 )
 def test_a_state_that_no_run_has_written_is_refused_in_a_line(cut, run, change, message):

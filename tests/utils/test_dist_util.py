@@ -138,7 +138,7 @@ def test_processes_that_do_not_meet_say_so_in_time(environment):
     assert time.perf_counter() - begin < 120  # not the 300 s of PyTorch
     message = str(error.value)
     assert 'rank 1 of 2 found no process group at 127.0.0.1:9' in message
-    assert 'MASTER_ADDR must be the node of rank 0' in message
+    assert 'MASTER_ADDR must be the address of the node of rank 0' in message
     assert '\n' not in message
 
 

@@ -164,7 +164,7 @@ def test_a_way_out_of_https_is_not_taken(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('url', ['file:///etc/passwd', 'ftp://example.org/net.pth', '/net.pth'])
 def test_only_addresses_of_the_web_are_taken(url, tmp_path):
-    with pytest.raises(ValueError, match='is no address of https or http'):
+    with pytest.raises(ValueError, match='is not an https or http URL'):
         load_file_from_url(url, str(tmp_path))
 
 
@@ -196,7 +196,7 @@ def test_an_exceeded_quota_of_google_drive_is_told(serve, tmp_path, place):
     is_first = place == 'first'
     serve('/uc?id=abc&export=download', QUOTA if is_first else WARNING, **PAGE)
     serve('/download?export=download&id=abc&confirm=t&uuid=1-2', QUOTA, **PAGE)
-    with pytest.raises(DownloadError, match='Quota exceeded.*downloaded too often of late'):
+    with pytest.raises(DownloadError, match='Quota exceeded.*download quota is exceeded'):
         download_file_from_google_drive('abc', tmp_path / 'net.pth')
     assert files_in(tmp_path) == []
 

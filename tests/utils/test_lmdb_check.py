@@ -47,7 +47,7 @@ def test_a_database_that_is_cut_off_is_refused(database, part):
     folder, _ = database
     data = (folder / 'data.mdb').read_bytes()
     (folder / 'data.mdb').write_bytes(data[: int(part * len(data))])
-    with pytest.raises(ValueError, match=r'x.lmdb/data.mdb.*(cut off or damaged|no LMDB)'):
+    with pytest.raises(ValueError, match=r'x.lmdb/data.mdb.*(truncated or damaged|no LMDB)'):
         LmdbBackend(str(folder))
     with pytest.raises(ValueError, match='data.mdb'):
         LmdbMaker(folder, resume=True)
@@ -62,7 +62,7 @@ def test_a_value_that_claims_more_bytes_than_the_file_has_is_refused(database):
     (folder / 'data.mdb').write_bytes(
         data.replace(node, struct.pack('<HHHH', 0, 0x1000, 1, 3) + large.encode())
     )
-    with pytest.raises(ValueError, match='cut off or damaged'):
+    with pytest.raises(ValueError, match='truncated or damaged'):
         check_lmdb(folder)
 
 
@@ -75,7 +75,7 @@ def test_a_tree_that_turns_back_on_itself_is_refused(database):
     offset = struct.unpack_from('<H', data, branch + 16)[0]
     struct.pack_into('<HHH', data, branch + offset, number, 0, 0)
     (folder / 'data.mdb').write_bytes(data)
-    with pytest.raises(ValueError, match='cut off or damaged'):
+    with pytest.raises(ValueError, match='truncated or damaged'):
         check_lmdb(folder)
 
 
@@ -91,7 +91,7 @@ def test_a_description_that_contradicts_the_pages_is_refused_or_does_no_harm(
     try:
         client = LmdbBackend(str(folder))
     except ValueError as error:
-        assert 'cut off or damaged' in str(error)
+        assert 'truncated or damaged' in str(error)
     else:
         assert {key: client.get(key) for key in values} == values
 

@@ -135,7 +135,7 @@ def test_a_database_that_is_added_to_is_incomplete_meanwhile(images, tmp_path):
 def test_a_database_of_other_images_is_not_gone_on_with(images, tmp_path):
     folder, names, keys = images
     make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names, keys)
-    with pytest.raises(ValueError, match=r'x.lmdb is of other images: 3, 4'):
+    with pytest.raises(ValueError, match=r'x.lmdb holds other images: 3, 4'):
         make_lmdb_from_imgs(folder, tmp_path / 'x.lmdb', names[:3], keys[:3], resume=True)
     assert paths_from_lmdb(tmp_path / 'x.lmdb') == keys
 

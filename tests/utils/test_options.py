@@ -469,9 +469,9 @@ def test_sections_of_the_runner_may_be_forced_into_being(parse):
         ('network_g:conv:x=3', "network_g has no key 'conv'."),
         ('datasets:vall:type=x', "datasets has no key 'vall'; did you mean 'val'?"),
         ('datasets:tets={}', "datasets has no key 'tets'."),
-        ('network_g:rgb_mean:3=0', 'network_g.rgb_mean is a list of 3; give an index.'),
-        ('network_g:rgb_mean:--1=0', 'network_g.rgb_mean is a list of 3; give an index.'),
-        ('network_g:rgb_mean:x:y=0', 'network_g.rgb_mean is a list of 3; give an index.'),
+        ('network_g:rgb_mean:3=0', 'network_g.rgb_mean is a list of length 3; give an index.'),
+        ('network_g:rgb_mean:--1=0', 'network_g.rgb_mean is a list of length 3; give an index.'),
+        ('network_g:rgb_mean:x:y=0', 'network_g.rgb_mean is a list of length 3; give an index.'),
         ('network_g:type:x=0', 'network_g.type holds no keys.'),
         ('name', "write it as key:subkey=value, with an '='."),
         ('name=[1', "the value:1: not valid YAML: expected ',' or ']', but got '<stream end>'."),
@@ -1015,7 +1015,7 @@ def test_how_processes_meet_is_checked_also_for_one(parse, given, message):
 
 def test_a_file_where_results_would_go_is_named(parse, tmp_path):
     (tmp_path / 'afile').touch()
-    with pytest.raises(OptionError, match='afile is no folder: results go to .*afile/'):
+    with pytest.raises(OptionError, match='afile is not a folder: results go to .*afile/'):
         parse(TRAIN, *force(f'path:experiments_root={tmp_path}/afile'))
 
 
@@ -1038,7 +1038,7 @@ def test_a_list_that_the_file_lacks_is_to_be_forced_whole(parse):
     with pytest.raises(OptionError) as error:
         parse(TRAIN, *force('train:losses:0:type=L1Loss'))
     assert str(error.value).endswith(
-        'the file does not give train:losses: set the whole of it, train:losses=….'
+        'the file does not give train:losses: set it as a whole, train:losses=….'
     )
 
 

@@ -74,7 +74,7 @@ def test_an_error_names_the_file_once(text, tmp_path):
     [
         (ValueError('two\n lines'), True, 'make: two lines'),
         (FileNotFoundError('none'), False, 'make: none'),
-        (KeyboardInterrupt(), True, 'make: interrupted. --resume goes on from here.'),
+        (KeyboardInterrupt(), True, 'make: interrupted. --resume continues from here.'),
         (KeyboardInterrupt(), False, 'make: interrupted.'),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_not_a_tensor_is_refused_by_name(file):
         ({'params': STATE, DESCRIPTION: STATE}, DESCRIPTION),
         ({'params': STATE, DESCRIPTION: 3}, DESCRIPTION),
     ):
-        with pytest.raises(ValueError, match=f'holds networks alone .* and no .*{named}'):
+        with pytest.raises(ValueError, match=f'holds only networks .* and no .*{named}'):
             save_checkpoint(content, file)
     assert not file.exists()
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_converted_is_told(convert, tmp_path):
     for arguments, message in (
         (('a.pth', 'a.pth'), 'a.pth exists: remove it'),
         (('a.pth', 'b.bin'), 'b.bin must end in .pth or .safetensors'),
-        (('a.pth', 'b.safetensors'), 'under names that are texts), and no iter'),
+        (('a.pth', 'b.safetensors'), 'named by strings), and no iter'),
         (
             ('a.pth', 'b.pth', '--key', 'mine'),
             "has no state dict 'mine'; its keys are: params, iter",
@@ -224,6 +224,6 @@ def test_a_list_of_keys_that_is_none_is_damage(tmp_path, keys):
 @pytest.mark.parametrize('content', [torch.ones(1), [1], {1: torch.ones(1)}])
 def test_what_holds_no_networks_cannot_be_converted(tmp_path, content):
     torch.save(content, tmp_path / 'a.pth')
-    with pytest.raises(ValueError, match='a dict is needed|under names that are texts'):
+    with pytest.raises(ValueError, match='a dict is needed|named by strings'):
         weights.convert(tmp_path / 'a.pth', tmp_path / 'a.safetensors')
     assert not (tmp_path / 'a.safetensors').exists()

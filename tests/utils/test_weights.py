@@ -43,7 +43,7 @@ def test_weights_of_two_networks_are_not_mixed(tmp_path):
     a = write(tmp_path / 'a.pth', 1.0, **ENTRY)
     other = {'basicsr': description({**COMPACT, 'act_type': 'relu'}, 2)}
     b = write(tmp_path / 'b.pth', 1.0, **other)
-    with pytest.raises(ValueError, match=r'a.pth holds .*, and .*b.pth holds .*of one network'):
+    with pytest.raises(ValueError, match=r'a.pth holds .*, and .*b.pth holds .*same network'):
         combine([a, b], [0.5, 0.5], tmp_path / 'c.pth')
     save_checkpoint({'params': {'w': torch.ones(3), 'n': torch.tensor(3)}}, b)
     with pytest.raises(ValueError, match=r'names or shapes differ \(w\)'):

@@ -90,7 +90,7 @@ def test_a_safetensors_file_of_another_name_is_read(tmp_path):
 @pytest.mark.parametrize(
     ('content', 'message'),
     [
-        (b'', 'it has 0 bytes, .* Fetch it again'),
+        (b'', 'it has 0 bytes, .* Download it again'),
         (b'\n<!DOCTYPE html><html>404</html>', 'it is a web page .HTML., .* raw content'),
         (b'version https://git-lfs.github.com/spec/v1\noid sha256:0', 'git-lfs pointer.*lfs pull'),
     ],
@@ -108,7 +108,7 @@ def test_what_is_no_checkpoint_at_all_is_named(tmp_path, content, message, name)
 def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
     net = compact()
     state = {name: value.to(kind) for name, value in net.state_dict().items()}
-    message = rf'holds body\.0\.weight as {str(kind)[6:]}, .* for weights that are floats'
+    message = rf'holds body\.0\.weight as {str(kind)[6:]}, .* where the network has floats'
     with pytest.raises(ValueError, match=message):
         load(net, {'params': state}, strict=strict)
 
@@ -121,7 +121,7 @@ def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
         ({'w': torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8)}, 'w quantized: save what'),
         ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
         ({'params': {}}, 'It holds no weights'),
-        ({'params': {'a.w': ONE, 'b.w': ONE * torch.nan}}, 'b.w with NaN alone: its training div'),
+        ({'params': {'a.w': ONE, 'b.w': ONE * torch.nan}}, 'only NaN in b.w: its training div'),
         ({'model': {'params': {'w': ONE}}}, r"nested, at \['model'\]\['params'\]: save these"),
         ({'params': {'net': {'w': ONE}}}, r"nested, at \['params'\]\['net'\]: save these"),
         ({f'layer_{i}': i for i in range(900)}, 'layer_4 and 895 more. It holds no weights'),
@@ -158,11 +158,11 @@ def test_advice_names_the_option_of_the_network_that_is_loaded(load):
 @pytest.mark.parametrize(
     ('net', 'other', 'message'),
     [
-        (compact(4), compact(2), 'for x2: take one for x4'),
-        (compact(4), compact(3), 'for x3: take one for x4'),
-        (rrdb(4), rrdb(2), 'for x2: take one for x4'),  # the first layer differs
-        (edsr(4), edsr(2), 'for another scale: take one for x4'),
-        (edsr(4), edsr(3), 'for another scale: take one for x4'),
+        (compact(4), compact(2), 'for x2: use one for x4'),
+        (compact(4), compact(3), 'for x3: use one for x4'),
+        (rrdb(4), rrdb(2), 'for x2: use one for x4'),  # the first layer differs
+        (edsr(4), edsr(2), 'for another scale: use one for x4'),
+        (edsr(4), edsr(3), 'for another scale: use one for x4'),
         (edsr(4), edsr(4, num_feat=6), 'network_g as it was when the file was trained; or set'),
     ],
 )

@@ -26,7 +26,7 @@ def nested(first, step, levels=12):
         ('- ' * 5000, ':1: more than 40 sections within each other'),
         ('a: &a {b: *a}\n', ':1: a section contains itself'),
         ('a: 1\nb: 1e999999\n', ":2: the number '1e999999' is too large"),
-        ('a: 1\nb: ' + '9' * 100_000, ":2: '9{40}…' is no int"),
+        ('a: 1\nb: ' + '9' * 100_000, ":2: '9{40}…' is not a valid int"),
         ('b: 0x' + 'f' * 100_000, ':1: the number .* is too large'),
         ('b: 9223372036854775808', ':1: the number .* is too large'),
         ('a: 1\nb: "\\0"\n', r":2: '\\x00' has control characters"),
@@ -36,10 +36,10 @@ def nested(first, step, levels=12):
         ('a: "\\UFFFFFFFF"\n', ':1: not valid YAML'),
         ('a: 1\nb: x\0\n', ':2: not valid YAML: special characters are not allowed'),
         ('a:\n\tb: 1\n', ':2: not valid YAML'),
-        ('a: !!int x\n', ":1: 'x' is no int"),
-        ('a: !!float ""\n', ":1: '' is no float"),
-        ('a: !!timestamp x\n', ":1: 'x' is no timestamp"),
-        ('a: 2026-99-99\n', ":1: '2026-99-99' is no timestamp"),
+        ('a: !!int x\n', ":1: 'x' is not a valid int"),
+        ('a: !!float ""\n', ":1: '' is not a valid float"),
+        ('a: !!timestamp x\n', ":1: 'x' is not a valid timestamp"),
+        ('a: 2026-99-99\n', ":1: '2026-99-99' is not a valid timestamp"),
         ('a: !!python/object/apply:os.getcwd []\n', ':1: not valid YAML: could not determine'),
         ('a: {x: 1, x: 2}\n', ':1: x: given twice'),
     ],
@@ -63,7 +63,7 @@ def test_a_file_much_larger_than_any_option_file_is_not_read(tmp_path):
     file = tmp_path / 'x.yml'
     with file.open('wb') as opened:
         opened.truncate(2**33)
-    with pytest.raises(OptionError, match='8,589,934,592 bytes are no option file'):
+    with pytest.raises(OptionError, match='8,589,934,592 bytes are too many for an option file'):
         load_with_lines(file)
 
 
@@ -83,8 +83,8 @@ def test_anchors_merge_keys_and_long_lists_go_on_working():
     ('text', 'hint'),
     [
         ('a:\n\tb: 1\n', '; indent with spaces, not with tabs'),
-        ('a: "D:\\data"\n', '; a path with backslashes stands in single quotes'),
-        ('a: "D:\\new\\train"\n', "'D:\\\\new\\\\train' has tabs or line breaks; a path with"),
+        ('a: "D:\\data"\n', '; put a path with backslashes in single quotes'),
+        ('a: "D:\\new\\train"\n', "'D:\\\\new\\\\train' has tabs or line breaks; put a path with"),
     ],
 )
 def test_what_editors_and_windows_paths_do_to_yaml_comes_with_a_remedy(text, hint):
