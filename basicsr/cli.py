@@ -21,6 +21,7 @@ COMMANDS = {
     'cache': 'list or clear the caches of decoded images',
     'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
     'restore': 'restore images with a trained network',
+    'table': 'score checkpoints on test sets, for a paper or a README',
     'doctor': 'look through the data of a training before it starts',
     'list': 'list the networks, losses, metrics, datasets or models, or show one of them',
     'weights': 'show, interpolate, average, convert or strip files of networks',

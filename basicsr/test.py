@@ -27,6 +27,7 @@ from basicsr.utils.errors import UserError
 from basicsr.utils.logger import get_root_logger
 from basicsr.utils.misc import atomic_path, claim_folder, get_time_str, make_exp_dirs
 from basicsr.utils.text import some
+from basicsr.utils.weights import describe_weights
 
 
 def test_pipeline(root_path: str | Path) -> None:
@@ -124,10 +125,24 @@ def write_results(opt: dict, results: dict[str, Any]) -> None:
         'network': opt.get('network_g'),
         'weights': opt['path'].get('pretrain_network_g'),
         'metric_options': opt['val']['metrics'],
+        'protocol': _protocol(opt),
         'sets': results,
     }
     with atomic_path(Path(opt['path']['results_root']) / 'results.json') as temporary:
         temporary.write_text(json.dumps(_finite(content), indent=2), encoding='utf-8')
+
+
+def _protocol(opt: dict) -> dict[str, Any]:
+    """What scores depend on beside the metrics: for ``basicsr table``."""
+    path, val = opt['path'], opt['val']
+    file = path.get('pretrain_network_g')
+    return {
+        'scale': opt['scale'] or 1,
+        'tile': val['tile'],
+        'ensemble': val['self_ensemble'],
+        'precision': 'float32',
+        'weights': describe_weights(file, path.get('param_key_g') or 'params') if file else None,
+    }
 
 
 def _finite(value: Any) -> Any:

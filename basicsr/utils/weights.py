@@ -328,3 +328,11 @@ def _likeness(net: nn.Module, state: Mapping[str, Any]) -> float:
     """Jaccard similarity of the names of weights, all numbers in them taken as equal."""
     own, theirs = ({re.sub(r'\d+', '#', n) for n in names} for names in (net.state_dict(), state))
     return len(own & theirs) / max(len(own | theirs), 1)
+
+
+def describe_weights(file: str | Path, key: str | None = None) -> str:
+    """The key of the weights that are used, and the first digits of the SHA-256 of their file."""
+    found = state_dicts(load_checkpoint(file))
+    used = next((name for name in (key, 'params_ema', 'params') if name in found), 'bare')
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return f'{used} {digest[:8]}'
