@@ -43,7 +43,7 @@ def test_trainings_and_tests_have_option_files_and_flags(commands, repository, p
         if arguments is None:
             continue
         args = parse_args(arguments, is_train=program == 'train')
-        is_example = args.opt.startswith(('options/x', 'x.yml', 'your'))
+        is_example = args.opt.startswith(('options/x', 'x.yml', 'experiments/'))
         assert is_example or (repository / args.opt).exists(), f'{page}: {line}'
         count += 1
     assert count >= (40 if program == 'train' else 5)
