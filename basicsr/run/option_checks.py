@@ -104,8 +104,8 @@ def check_unread(opt: dict, of_users: bool = False) -> None:
     key with ``strict_options: all``; the remaining unread keys are listed in one warning.
 
     Args:
-        of_users: Warn of keys in the sections of users' classes, which may read them at any time:
-            once some steps have been made. Otherwise of those in the sections of other classes.
+        of_users: Warn of keys in the sections of users' classes, which may read them as late as the
+            first steps, so call this after some. Otherwise of keys in all other sections.
 
     Raises:
         OptionError: All rejected keys, one line each.

@@ -91,7 +91,7 @@ class OptionFile:
     """Turns an option file into complete options; collects every problem with its place.
 
     Args:
-        edit: Makes other options of the content of the file, before ``force_yml`` is applied.
+        edit: Changes the content of the file before ``force_yml`` is applied.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import UserError
 
-# What a test reads at top level, beside its networks.
+# The top-level options of a test, besides its networks.
 _KEPT = (
     *('name', 'model_type', 'scale', 'num_gpu', 'manual_seed', 'deterministic'),
     *('strict_options', 'plugins', 'val', 'dist_params'),
@@ -15,7 +15,7 @@ _WEIGHTS = {'best': ('best',), 'last': ('latest',), None: ('best', 'latest')}
 
 
 def option_file_in(path: str | Path) -> str:
-    """An option file itself; of the folder of a run, the newest one in it.
+    """``path`` itself or, if it is a run folder, the newest option file in it.
 
     Raises:
         FileNotFoundError: There is none in the folder.
@@ -24,15 +24,15 @@ def option_file_in(path: str | Path) -> str:
         return str(path)
     files = sorted(Path(path).glob('[!.]*.yml'), key=lambda file: file.stat().st_mtime)
     if not files:
-        raise FileNotFoundError(f'{path} is no folder of a run: it has no option file.')
+        raise FileNotFoundError(f'{path} is not a run folder: it has no option file.')
     return str(files[-1])
 
 
 def as_test(opt: dict, option_file: str, root: str | Path, weights: str | None) -> dict:
-    """The test that the option file of a training describes; that of a test, unchanged.
+    """Turn the options of a training into those of a test of it; a test's are left unchanged.
 
-    The sets are those of its validation, and the networks those of the run: of the folder that the
-    file lies in, else of ``experiments/<name>``. Results are saved.
+    The datasets are those of its validation. The weights are those of the run: in the folder that
+    the file lies in, else in ``experiments/<name>``. Results are saved.
 
     Args:
         opt: Content of the option file.
@@ -47,7 +47,7 @@ def as_test(opt: dict, option_file: str, root: str | Path, weights: str | None) 
     if not isinstance(train, dict) or not isinstance(sets, dict):
         if weights:
             raise UserError(
-                f'--weights chooses those of a training, and {option_file} describes a test: set '
+                f'--weights selects weights of a training, but {option_file} describes a test: set '
                 'path.pretrain_network_g.'
             )
         return opt

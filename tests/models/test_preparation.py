@@ -74,7 +74,7 @@ def test_the_blocks_of_every_body_are_computed_twice(options, count, caplog):
     nets = [build_network(options).train() for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     prepare_for_training(nets[1], {'checkpoint_activations': True}, False)
-    assert f'The inside of {count} blocks' in caplog.text
+    assert f'The activations of {count} blocks' in caplog.text
     found = []
     for net in nets:
         torch.manual_seed(1)
@@ -98,7 +98,7 @@ def test_blocks_with_running_statistics_are_computed_once(caplog):
     assert 'no effect' in caplog.text
     caplog.clear()
     prepare_for_training(chain(), {'checkpoint_activations': True, 'norms': 'frozen'}, False)
-    assert 'The inside of 2 blocks' in caplog.text
+    assert 'The activations of 2 blocks' in caplog.text
 
 
 def test_channels_last_changes_the_layout_and_no_key():

@@ -158,7 +158,7 @@ def test_nothing_is_overwritten(images, tmp_path):
         lambda path: make_lmdb_from_imgs(folder, path, names, keys),
         lambda path: LmdbMaker(path, map_size=2**20),
     ):
-        with pytest.raises(FileExistsError, match=r'x.lmdb already exists; remove it or'):
+        with pytest.raises(FileExistsError, match=r'x.lmdb already exists; remove it, choose'):
             make(str(tmp_path / 'x.lmdb'))
         with pytest.raises(ValueError, match=r"named with the ending '.lmdb'"):
             make(str(tmp_path / 'x'))

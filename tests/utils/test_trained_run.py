@@ -55,7 +55,7 @@ def test_the_folder_of_a_run_is_enough(trained, run, monkeypatch, tmp_path):
 
 
 def test_a_folder_without_an_option_file_and_a_test_with_weights_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match='no folder of a run'):
+    with pytest.raises(FileNotFoundError, match='not a run folder'):
         option_file_in(tmp_path)
-    with pytest.raises(ValueError, match='--weights chooses those of a training'):
+    with pytest.raises(ValueError, match='--weights selects weights of a training'):
         as_test({'name': 'x', 'datasets': {}}, 'x.yml', tmp_path, 'best')

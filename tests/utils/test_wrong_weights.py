@@ -91,7 +91,7 @@ def test_a_safetensors_file_of_another_name_is_read(tmp_path):
     ('content', 'message'),
     [
         (b'', 'it has 0 bytes, .* Download it again'),
-        (b'\n<!DOCTYPE html><html>404</html>', 'it is a web page .HTML., .* raw content'),
+        (b'\n<!DOCTYPE html><html>404</html>', 'it is a web page .HTML., .* raw or download link'),
         (b'version https://git-lfs.github.com/spec/v1\noid sha256:0', 'git-lfs pointer.*lfs pull'),
     ],
 )
@@ -122,8 +122,8 @@ def test_numbers_of_another_kind_are_no_weights(load, kind, strict):
         ({'params': {'w': ONE.to_sparse()}}, 'w as a sparse tensor: save what'),
         ({'params': {}}, 'It holds no weights'),
         ({'params': {'a.w': ONE, 'b.w': ONE * torch.nan}}, 'only NaN in b.w: its training div'),
-        ({'model': {'params': {'w': ONE}}}, r"nested, at \['model'\]\['params'\]: save these"),
-        ({'params': {'net': {'w': ONE}}}, r"nested, at \['params'\]\['net'\]: save these"),
+        ({'model': {'params': {'w': ONE}}}, r"nested, at \['model'\]\['params'\]: save only these"),
+        ({'params': {'net': {'w': ONE}}}, r"nested, at \['params'\]\['net'\]: save only these"),
         ({f'layer_{i}': i for i in range(900)}, 'layer_4 and 895 more. It holds no weights'),
         ({'net': {'w': ONE}, 'epoch': 3}, 'keys are net, epoch. Set path.param_key_. to net'),
         ({'epoch': 0, 'iter': 4, 'optimizers': []}, 'is a training state, .* models/net_g_4.pth'),
@@ -163,7 +163,7 @@ def test_advice_names_the_option_of_the_network_that_is_loaded(load):
         (rrdb(4), rrdb(2), 'for x2: use one for x4'),  # the first layer differs
         (edsr(4), edsr(2), 'for another scale: use one for x4'),
         (edsr(4), edsr(3), 'for another scale: use one for x4'),
-        (edsr(4), edsr(4, num_feat=6), 'network_g as it was when the file was trained; or set'),
+        (edsr(4), edsr(4, num_feat=6), 'network_g as it was when the file was trained, or set'),
     ],
 )
 def test_weights_for_another_scale_are_named(load, net, other, message):
