@@ -7,7 +7,8 @@ import small_run
 from blind import adversarial, blind
 from tally import Budget, Tally
 
-from basicsr import verify_resume
+from basicsr.cli import parse
+from basicsr.commands import verify_resume
 
 KILLS = 8  # of one training
 ITERATIONS = 24
@@ -27,7 +28,7 @@ def run(folder: Path, budget: Budget) -> list[Tally]:
         (place / 'x.yml').write_text(json.dumps(opt))
         flags = ['-opt', str(place / 'x.yml'), '--iters', str(ITERATIONS), '--save-every', '3']
         flags += ['--kills', str(KILLS), '--seed', str(case), '--nproc', str(processes)]
-        for kill, problem in enumerate(_problems(verify_resume.parse(flags), place)):
+        for kill, problem in enumerate(_problems(parse(['verify-resume', *flags]), place)):
             tally.record(not problem, f'{" ".join(flags)}, kill {kill}: {problem}')
     return tallies
 
