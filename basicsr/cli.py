@@ -20,6 +20,7 @@ COMMANDS = {
     'convert': 'the same as weights convert',
     'cache': 'list or clear the caches of decoded images',
     'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
+    'prepare': 'make pairs, low-quality images, sub-images, lists or LMDBs of images',
     'restore': 'restore images with a trained network',
     'table': 'score checkpoints on test sets, for a paper or a README',
     'doctor': 'look through the data of a training before it starts',

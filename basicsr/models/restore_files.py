@@ -25,7 +25,7 @@ from basicsr.utils.checkpoint import (
 )
 from basicsr.utils.errors import UserError
 from basicsr.utils.image_header import orientation
-from basicsr.utils.img_util import cv2, img2tensor, imwrite, read_unchanged, tensor2img
+from basicsr.utils.img_util import cv2, img2tensor, imwrite, read_unchanged, tensor2img, upright
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.progress_bar import progress_bar
 from basicsr.utils.text import some
@@ -38,10 +38,6 @@ logger = logging.getLogger(__name__)
 _LARGE = 2**20  # LQ pixels, from which an image is restored in tiles without being asked
 _TILE, _SMALLEST_TILE = 512, 64
 _BLENDED = 32  # LQ pixels over which tiles are blended, for a network that sees the whole image
-_TURNED = {  # by EXIF orientation: rotations by 90 degrees to the left, then a mirror image
-    **{1: (0, False), 2: (0, True), 3: (2, False), 4: (2, True)},
-    **{5: (3, True), 6: (3, False), 7: (1, True), 8: (1, False)},
-}
 
 
 class Shape(NamedTuple):
@@ -316,9 +312,7 @@ def restore_files(
 def _restore_file(
     net: nn.Module, file: Path, result: Path, quality: int | None, **options: Any
 ) -> None:
-    turns, is_mirrored = _TURNED[orientation(file.read_bytes())]
-    img = np.rot90(read_unchanged(file), turns)
-    img = np.ascontiguousarray(img[:, ::-1] if is_mirrored else img)
+    img = upright(read_unchanged(file), orientation(file.read_bytes()))
     restored, profile = restore_image(net, img, **options), _colour_profile(file)
     is_gray = restored.ndim == 2
     if profile and profile[16:20] != (b'GRAY' if is_gray else b'RGB '):  # of CMYK, for example

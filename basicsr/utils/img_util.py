@@ -41,6 +41,10 @@ _READ_FLAGS = {
     'unchanged': cv2.IMREAD_UNCHANGED,
 }
 _WHITE = {'uint8': 255, 'uint16': 65535}
+_TURNED = {  # by EXIF orientation: rotations by 90 degrees to the left, then a mirror image
+    **{1: (0, False), 2: (0, True), 3: (2, False), 4: (2, True)},
+    **{5: (3, True), 6: (3, False), 7: (1, True), 8: (1, False)},
+}
 
 
 def img2tensor(
@@ -201,6 +205,13 @@ def read_unchanged(path: str | Path) -> np.ndarray:
     for _, warning in remarks(content, img, skip=('depth',)):  # no values are lost here
         logger.warning(warning, path)
     return img
+
+
+def upright(img: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn an image (h, w, ...) as its EXIF orientation (1 to 8) says, for who looks at it."""
+    turns, is_mirrored = _TURNED[orientation]
+    img = np.rot90(img, turns)
+    return np.ascontiguousarray(img[:, ::-1] if is_mirrored else img)
 
 
 def imwrite(

@@ -1,13 +1,10 @@
-"""Process many files in a thread pool, with the command-line flags that such scripts share.
+"""Process many files in a thread pool, and record the settings that a folder was made with.
 
 Threads suffice: OpenCV and numpy release the GIL while they decode, encode and filter (of 2800
 concurrent requests for it, 95 % were met within 0.14 ms). Processes would each need seconds to
 import torch, and would send images through pipes.
 """
 
-import argparse
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,9 +44,13 @@ def map_in_order(
 
 
 def for_each_file(
-    function: Callable[[Path], Result], paths: Sequence[Path], workers: int
+    function: Callable[[Path], Result], paths: Sequence[Path], workers: int, done: int = 0
 ) -> Iterable[Result]:
-    """Results of ``function``, in order, with a progress bar; a ValueError names the file."""
+    """Results of ``function``, in order, with a progress bar; a ValueError names the file.
+
+    Args:
+        done: How many files were processed earlier, for the bar.
+    """
 
     def named(path: Path) -> Result:
         try:
@@ -59,7 +60,8 @@ def for_each_file(
                 raise
             raise UserError(f'{path}: {error}') from error
 
-    return tqdm(map_in_order(named, paths, workers), total=len(paths), unit='image', disable=None)
+    results, total = map_in_order(named, paths, workers), done + len(paths)
+    return tqdm(results, initial=done, total=total, unit='image', disable=None)
 
 
 @contextmanager
@@ -93,32 +95,3 @@ def _write(record: Path, text: str) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(record) as temporary:
         temporary.write_text(text, encoding='utf-8')
-
-
-def run_script(
-    main: Callable[[argparse.Namespace], str],
-    parser: argparse.ArgumentParser,
-    resumable: bool = True,
-) -> str:
-    """Call ``main`` with the script's arguments, --workers, --overwrite and perhaps --resume.
-
-    Returns:
-        What ``main`` returns. An error or Ctrl-C ends the program with one line and status 1.
-    """
-    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='threads')
-    existing = parser.add_mutually_exclusive_group()
-    existing.add_argument('--overwrite', action='store_true', help='replace what exists')
-    if resumable:
-        existing.add_argument('--resume', action='store_true', help='keep what exists and continue')
-    args = parser.parse_args()
-    if args.workers < 1:
-        parser.error(f'--workers must be at least 1, got {args.workers}.')
-    if not 0 <= getattr(args, 'compression_level', 0) <= 9:
-        parser.error(f'--compression-level must be from 0 to 9, got {args.compression_level}.')
-    try:
-        return main(args)
-    except (ImportError, OSError, ValueError) as error:
-        message = ' '.join(str(error).split())
-    except KeyboardInterrupt:
-        message = 'interrupted.' + (' --resume continues from here.' if resumable else '')
-    sys.exit(f'{Path(parser.prog).stem}: {message}')

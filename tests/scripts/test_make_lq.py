@@ -1,5 +1,3 @@
-import argparse
-import importlib.util
 import math
 import runpy
 import sys
@@ -9,15 +7,12 @@ import cv2
 import numpy as np
 import pytest
 
+from basicsr.data.preparing import make_lq
 from basicsr.utils.img_util import imfrombytes
-from basicsr.utils.matlab_functions import imresize
+from basicsr.utils.matlab_functions import imresize, reduce_image
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / 'scripts' / 'data_preparation' / 'make_lq.py'
-
-spec = importlib.util.spec_from_file_location('make_lq', SCRIPT)
-make_lq = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(make_lq)
 
 
 def noise(*shape, dtype=np.uint8, seed=0):
@@ -31,10 +26,8 @@ def write(folder, name, img):
 
 
 def run(folder, output, scale=2, gt_output=None, overwrite=False, resume=False, workers=2):
-    args = {'input': str(folder), 'output': str(output), 'scale': scale}
-    args |= {'gt_output': gt_output and str(gt_output), 'overwrite': overwrite}
-    args |= {'resume': resume, 'workers': workers}
-    return make_lq.main(argparse.Namespace(**args))
+    existing = {'overwrite': overwrite, 'resume': resume}
+    return make_lq(folder, output, scale, gt_output, workers=workers, **existing)
 
 
 def read(path):
@@ -63,17 +56,17 @@ def test_both_axes_are_filtered_and_rounded_one_after_the_other(scale, dtype):
     img, white = noise(12, 24, dtype=dtype), np.iinfo(dtype).max
     rows = np.array([reduced_line(column, scale, white) for column in img.T]).T
     want = np.array([reduced_line(row, scale, white) for row in rows])
-    out = make_lq.reduce_image(img, scale)
+    out = reduce_image(img, scale)
     assert out.dtype == dtype
     assert np.array_equal(out, want)
 
 
 def test_halves_are_rounded_up_and_overshoot_is_clipped():
     stripes = np.tile(np.array([0, 1], np.uint8), (16, 8))
-    assert (make_lq.reduce_image(stripes, 2)[:, 2:-2] == 1).all()
+    assert (reduce_image(stripes, 2)[:, 2:-2] == 1).all()
     edge = np.repeat(np.array([[0, 255]], np.uint8), 8, axis=1).repeat(4, axis=0)
     # The weights are -3, -9, 29, 111, 111, 29, -9 and -3, over 256.
-    assert make_lq.reduce_image(edge, 2)[0].tolist() == [0, 0, 0, 17, 238, 255, 255, 255]
+    assert reduce_image(edge, 2)[0].tolist() == [0, 0, 0, 17, 238, 255, 255, 255]
 
 
 @pytest.mark.parametrize('split', ['train', 'val'])
@@ -100,7 +93,7 @@ def test_bit_depth_and_channels_are_kept(channels, dtype, tmp_path):
     out = read(tmp_path / 'lq' / 'a.png')
     assert out.dtype == dtype
     assert out.shape == (4, 6, *channels)
-    assert np.array_equal(out, make_lq.reduce_image(img, 2))
+    assert np.array_equal(out, reduce_image(img, 2))
 
 
 def test_sizes_that_do_not_fit_are_cropped_if_the_cropped_images_can_be_kept(tmp_path, capsys):

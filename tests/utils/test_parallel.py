@@ -1,11 +1,9 @@
-import argparse
 import signal
-import sys
 import threading
 
 import pytest
 
-from basicsr.utils.parallel import for_each_file, map_in_order, run_script
+from basicsr.utils.parallel import for_each_file, map_in_order
 
 
 def test_results_come_in_the_order_of_the_items_whoever_is_first():
@@ -67,32 +65,3 @@ def test_an_error_names_the_file_once(text, tmp_path):
     with pytest.raises(ValueError) as caught:
         list(for_each_file(fail, [tmp_path], 1))
     assert str(caught.value) == f'{tmp_path}: empty'
-
-
-@pytest.mark.parametrize(
-    ('error', 'resumable', 'message'),
-    [
-        (ValueError('two\n lines'), True, 'make: two lines'),
-        (FileNotFoundError('none'), False, 'make: none'),
-        (KeyboardInterrupt(), True, 'make: interrupted. --resume continues from here.'),
-        (KeyboardInterrupt(), False, 'make: interrupted.'),
-    ],
-)
-def test_a_script_ends_with_one_line(error, resumable, message, monkeypatch):
-    def main(args):
-        raise error
-
-    monkeypatch.setattr(sys, 'argv', ['scripts/make.py'])
-    with pytest.raises(SystemExit) as caught:
-        run_script(main, argparse.ArgumentParser(), resumable)
-    assert caught.value.code == message
-
-
-def test_existing_files_are_either_kept_or_replaced(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['make.py', '--resume', '--overwrite'])
-    with pytest.raises(SystemExit):
-        run_script(str, argparse.ArgumentParser())
-    assert 'not allowed with argument' in capsys.readouterr().err
-    monkeypatch.setattr(sys, 'argv', ['make.py', '--workers', '3', '--overwrite'])
-    text = run_script(str, argparse.ArgumentParser())
-    assert text == 'Namespace(workers=3, overwrite=True, resume=False)'
