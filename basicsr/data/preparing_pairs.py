@@ -1,6 +1,7 @@
 """From photographs, or from pairs, to the training and validation sets of an option file."""
 
 import json
+import os
 import random
 import re
 import shlex
@@ -50,14 +51,14 @@ def prepare_pairs(
     Returns:
         What was made, and the commands that go on with it.
     """
-    if scale < 2:
-        raise UserError(f'--scale must be at least 2, got {scale}.')
     folder = Path(folder)
-    output = Path(output or Path('datasets', f'{folder.resolve().name}_x{scale}'))
+    output = Path(output or Path('datasets', f'{Path(os.path.abspath(folder)).name}_x{scale}'))
     names = list_images(folder)
     drawn = _draw(names, val, seed, folder)
     gt_of = {n: _gt(output, 'val' if n in drawn else 'train', n) for n in names}
-    if len(set(gt_of.values())) < len(names):
+    if scale < 2:
+        raise UserError(f'--scale must be at least 2, got {scale}.')
+    if len({gt.name for gt in gt_of.values()}) < len(names):
         raise UserError(f'Two images of {folder} differ in the extension alone: rename one.')
     existing = _existing(folder, output, resume, overwrite)
     whole = [n for n, gt in gt_of.items() if gt.exists() and _lq(gt).exists()]
@@ -70,23 +71,30 @@ def prepare_pairs(
             pass
     smallest = min(_shorter_side(gt) for name, gt in gt_of.items() if name not in drawn)
     option_file = _write_options(output, scale, smallest, overwrite)
-    turned = sum(orientation((folder / name).read_bytes()) != 1 for name in names)
     there = f' ({len(whole)} were there already)' if whole else ''
-    lines = [
-        f'{len(names)} photographs of {folder} are {len(names) - len(drawn)} pairs for training '
-        f'and {len(drawn)} for validation{there}:',
-        *(
-            f'  {part}: {{dataroot_gt: {output / part}/gt, dataroot_lq: {output / part}/lq}}'
-            for part in ('train', 'val')
-        ),
-        f'{turned} of them were turned upright, as their EXIF orientation says.' if turned else '',
-        f'Next: basicsr train -opt {shlex.quote(str(option_file))}',
-    ]
-    return '\n'.join(filter(None, lines))
+    return '\n'.join(
+        [
+            f'{len(names)} photographs of {folder} are {len(names) - len(drawn)} pairs for '
+            f'training and {len(drawn)} for validation{there}:',
+            *(
+                f'  {part}: {{dataroot_gt: {output / part}/gt, dataroot_lq: {output / part}/lq}}'
+                for part in ('train', 'val')
+            ),
+            *_remark_on_turned([folder / name for name in names]),
+            f'Next: basicsr train -opt {shlex.quote(str(option_file))}',
+        ]
+    )
+
+
+def _remark_on_turned(paths: Sequence[Path]) -> list[str]:
+    turned = sum(orientation(path.read_bytes()) != 1 for path in paths)
+    return [f'{turned} of them were turned, as their EXIF orientation says.'] if turned else []
 
 
 def _draw(names: Sequence[str], val: str, seed: int, source: str | Path) -> set[str]:
     """The images for validation, by number ('10') or share ('10%', at least one)."""
+    if not names:
+        raise FileNotFoundError(f'{source} holds no images.')
     found = re.fullmatch(r'(\d+)|(\d+(?:\.\d+)?)%', val)
     if not found:
         raise UserError(f'--val must be a number of images as 10, or a share as 10%, got {val!r}.')

@@ -226,6 +226,20 @@ def test_the_frames_of_reds_have_their_clip_in_the_key(command, write, tmp_path,
         assert paths_from_lmdb(folder) == ['000/00000000']
 
 
+def test_vimeo_has_the_fourth_frames_and_all_seven_reduced(command, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / 'datasets/vimeo90k'
+    for folder in ('vimeo_septuplet', 'vimeo_septuplet_matlabLRx4'):
+        for clip in ('00001/0001', '00001/0002'):
+            for frame in range(1, 8):
+                write(root / folder / 'sequences' / clip / f'im{frame}.png', 4, 4, 3)
+    (root / 'vimeo_septuplet/sep_trainlist.txt').write_text('00001/0002\n')
+    assert len(command('create_lmdb', '--dataset', 'Vimeo90K').splitlines()) == 2
+    keys = [f'00001/0002/im{frame}' for frame in range(1, 8)]
+    assert paths_from_lmdb(root / 'vimeo90k_train_GT_only4th.lmdb') == keys[3:4]
+    assert paths_from_lmdb(root / 'vimeo90k_train_LR7frames.lmdb') == keys
+
+
 def test_a_folder_or_a_set_must_be_given(command, tmp_path):
     with pytest.raises(SystemExit, match='give --input and --output, or --dataset'):
         command('create_lmdb', '--input', tmp_path)

@@ -6,7 +6,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
+from basicsr.data import preparing
 from basicsr.data.preparing import make_lq
 from basicsr.utils.img_util import imfrombytes
 from basicsr.utils.matlab_functions import imresize, reduce_image
@@ -132,6 +134,43 @@ def test_whole_pairs_are_kept_and_halves_are_made_again(tmp_path):
     assert (read(kept / 'a.png') == 7).all()
     assert read(lq / 'b.png').shape == (2, 2)
     assert read(cropped / 'b.png').shape == (4, 4)
+
+
+def test_what_was_there_is_counted_after_an_interruption(tmp_path, monkeypatch):
+    for name in 'abcde':
+        gt = write(tmp_path / 'gt', f'{name}.png', noise(4, 4))
+    write_file, made = preparing.imwrite, []
+
+    def interrupted(img, path):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(path)
+        write_file(img, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, 'imwrite', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(gt, tmp_path / 'lq', workers=1)
+    said = f'5 images of {gt}, reduced to 1/2, are in {tmp_path / "lq"}'
+    assert run(gt, tmp_path / 'lq', resume=True) == f'{said} (2 were there already).'
+    assert run(gt, tmp_path / 'new', resume=True) == said.replace('lq', 'new') + '.'
+
+
+def test_one_warning_tells_of_orientation_tags(tmp_path, caplog):
+    gt = write(tmp_path / 'gt', 'a.png', noise(4, 8))
+    run(gt, tmp_path / 'lq')
+    assert caplog.records == []
+    exif = Image.Exif()
+    exif[274] = 6
+    for name in 'bc':
+        Image.fromarray(noise(4, 8)).save(gt / f'{name}.png', exif=exif)
+    run(gt, tmp_path / 'lq', resume=True)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        'An orientation tag is ignored, as in training; "basicsr prepare pairs" would turn the '
+        f'pixels: {gt / "b.png"}, {gt / "c.png"}'
+    )
+    assert read(tmp_path / 'lq' / 'b.png').shape == (2, 4)
 
 
 def test_images_of_another_scale_are_not_gone_on_with(tmp_path):
