@@ -332,7 +332,7 @@ def read_image(
         raise FileNotFoundError(
             f"the LMDB of '{client_key}' has no key '{path}': {client.client.location(client_key)}"
             ' does not hold what its meta_info.txt lists. Create it again '
-            '(scripts/data_preparation/create_lmdb.py --overwrite).'
+            '(basicsr prepare lmdb --overwrite).'
         )
     return decode_image(bytes(content), path, color, said)  # memcached gives a view
 

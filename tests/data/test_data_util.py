@@ -324,7 +324,7 @@ def test_a_missing_file_or_key_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="'gt' has no key 'baby'") as info:
         read_image(client, 'baby', 'gt')
     assert str(tmp_path / 'gt.lmdb') in str(info.value)
-    assert 'meta_info.txt' in str(info.value) and 'create_lmdb.py --overwrite' in str(info.value)
+    assert 'meta_info.txt' in str(info.value) and 'prepare lmdb --overwrite' in str(info.value)
 
 
 def test_a_clip_is_cropped_and_named(tmp_path):

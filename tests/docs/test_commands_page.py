@@ -28,6 +28,16 @@ def test_every_example_has_flags_that_there_are(examples):
         assert cli.parse(arguments).command == arguments[0]
 
 
+def test_every_command_of_the_guide_has_flags_that_there_are(repository):
+    pages = [repository / 'README.md', *(repository / 'docs').glob('*.md')]
+    text = '\n'.join(page.read_text(encoding='utf-8') for page in pages)
+    lines = re.findall(rf'^basicsr ((?:{"|".join(cli.COMMANDS)}) .*)$', text, re.M)
+    assert len(lines) > 20
+    for line in lines:
+        arguments = shlex.split(line, comments=True)
+        assert cli.parse(arguments).command == arguments[0]
+
+
 def test_lists_and_explanations_print_what_the_page_shows(
     examples, repository, monkeypatch, capsys
 ):

@@ -133,7 +133,8 @@ def test_the_page_of_scripts_names_every_script_and_flags_that_it_has(page, repo
     for command in commands:
         name = re.search(r'\S+\.(?:py|sh)', command)[0]
         source = (repository / name).read_text(encoding='utf-8')
-        source += (repository / 'basicsr/utils/options.py').read_text(encoding='utf-8')
+        for shared in ('utils/options.py', 'commands/prepare.py'):
+            source += (repository / 'basicsr' / shared).read_text(encoding='utf-8')
         assert [flag for flag in re.findall(r'--\w+', command) if f"'{flag}'" not in source] == []
 
 
