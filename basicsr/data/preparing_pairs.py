@@ -7,6 +7,7 @@ import re
 import shlex
 import struct
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -52,7 +53,7 @@ def prepare_pairs(
         What was made, and the commands that go on with it.
     """
     folder = Path(folder)
-    output = Path(output or Path('datasets', f'{Path(os.path.abspath(folder)).name}_x{scale}'))
+    output = Path(output or f'datasets/{Path(os.path.abspath(folder)).name}_x{scale}')
     names = list_images(folder)
     drawn = _draw(names, val, seed, folder)
     gt_of = {n: _gt(output, 'val' if n in drawn else 'train', n) for n in names}
@@ -61,34 +62,25 @@ def prepare_pairs(
     if len({gt.name for gt in gt_of.values()}) < len(names):
         raise UserError(f'Two images of {folder} differ in the extension alone: rename one.')
     existing = _existing(folder, output, resume, overwrite)
-    whole = [n for n, gt in gt_of.items() if gt.exists() and _lq(gt).exists()]
-    missing = [folder / name for name in names if name not in set(whole)]
     settings = {'--scale': scale, '--val': val, '--seed': seed, 'of': _summary(names)}
     with made_with(output, settings, bool(existing), overwrite=False):
-        for _ in for_each_file(
-            lambda p: _make_pair(p, gt_of[p.name], scale), missing, workers, len(whole)
-        ):
-            pass
+        missing = [n for n, gt in gt_of.items() if not (gt.exists() and _lq(gt).exists())]
+        paths, done = [folder / name for name in missing], len(names) - len(missing)
+        made = for_each_file(lambda p: _make_pair(p, gt_of[p.name], scale), paths, workers, done)
+        deque(made, maxlen=0)
     smallest = min(_shorter_side(gt) for name, gt in gt_of.items() if name not in drawn)
     option_file = _write_options(output, scale, smallest, overwrite)
-    there = f' ({len(whole)} were there already)' if whole else ''
-    return '\n'.join(
-        [
-            f'{len(names)} photographs of {folder} are {len(names) - len(drawn)} pairs for '
-            f'training and {len(drawn)} for validation{there}:',
-            *(
-                f'  {part}: {{dataroot_gt: {output / part}/gt, dataroot_lq: {output / part}/lq}}'
-                for part in ('train', 'val')
-            ),
-            *_remark_on_turned([folder / name for name in names]),
-            f'Next: basicsr train -opt {shlex.quote(str(option_file))}',
-        ]
-    )
-
-
-def _remark_on_turned(paths: Sequence[Path]) -> list[str]:
-    turned = sum(orientation(path.read_bytes()) != 1 for path in paths)
-    return [f'{turned} of them were turned, as their EXIF orientation says.'] if turned else []
+    turned = sum(orientation((folder / name).read_bytes()) != 1 for name in names)
+    there = f' ({done} were there already)' if done else ''
+    lines = [
+        f'{len(names)} photographs of {folder} are {len(names) - len(drawn)} pairs for training '
+        f'and {len(drawn)} for validation{there}:'
+    ]
+    for part in ('train', 'val'):
+        lines += [f'  {part}: {{dataroot_gt: {output / part}/gt, dataroot_lq: {output / part}/lq}}']
+    if turned:
+        lines += [f'{turned} of them were turned, as their EXIF orientation says.']
+    return '\n'.join([*lines, f'Next: basicsr train -opt {shlex.quote(str(option_file))}'])
 
 
 def _draw(names: Sequence[str], val: str, seed: int, source: str | Path) -> set[str]:
@@ -156,7 +148,7 @@ def _write_options(output: Path, scale: int, smallest: int, overwrite: bool) -> 
     file, name, size = output / 'train.yml', output.resolve().name, _GT_SIZE * scale
     if overwrite or not file.exists():
         values = {
-            'file': file,
+            'file': shlex.quote(str(file)),
             'name': _quoted(name if is_plain_name(name) else f'photographs_x{scale}'),
             'scale': scale,
             'gt_size': f'{size}\n    pad_small: true' if smallest < size else size,
