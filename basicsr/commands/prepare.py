@@ -182,7 +182,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str) -> None:
         text = 'threads (default: one a processor)'
         parser.add_argument('--workers', type=_count, default=os.cpu_count(), help=text)
     existing = parser.add_mutually_exclusive_group()
-    for flag, text in (('resume', 'keep what exists and go on'), ('overwrite', 'replace it')):
+    for flag, text in (('resume', 'keep what exists and continue'), ('overwrite', 'replace it')):
         if flag in action.existing:
             existing.add_argument(f'--{flag}', action='store_true', help=text)
 
@@ -206,7 +206,7 @@ def _act(name: str, flags: dict[str, Any]) -> str:
     try:
         return getattr(importlib.import_module(f'basicsr.data.{module}'), function)(**flags)
     except KeyboardInterrupt:
-        hint = ['--resume goes on from here.'] if 'resume' in ACTIONS[name].existing else []
+        hint = ['--resume continues from here.'] if 'resume' in ACTIONS[name].existing else []
         raise KeyboardInterrupt(*hint) from None
 
 

@@ -16,7 +16,7 @@ from basicsr.utils.errors import UserError
 from basicsr.utils.image_header import orientation
 from basicsr.utils.img_util import imwrite, read_unchanged, upright
 from basicsr.utils.matlab_functions import reduce_image
-from basicsr.utils.option_tables import is_plain_name
+from basicsr.utils.option_schema import is_plain_name
 from basicsr.utils.parallel import for_each_file, made_with
 
 from .data_util import check_template, list_images, matching_names
@@ -50,7 +50,7 @@ def prepare_pairs(
         seed: Of the drawing.
 
     Returns:
-        What was made, and the commands that go on with it.
+        What was made, and the next command to type.
     """
     folder = Path(folder)
     output = Path(output or f'datasets/{Path(os.path.abspath(folder)).name}_x{scale}')
@@ -113,9 +113,9 @@ def _lq(gt: Path) -> Path:
 
 
 def _existing(folder: Path, output: Path, resume: bool, overwrite: bool) -> list[Path]:
-    """The images that are there to go on with; to overwrite them, they are removed.
+    """The images to continue from; those to be overwritten are removed.
 
-    An image that was drawn for validation before would else be in both sets.
+    Otherwise an image drawn for validation earlier could end up in both sets.
     """
     folders = [output / part / kind for part in ('train', 'val') for kind in ('gt', 'lq')]
     if folder.resolve() in (f.resolve() for f in folders):

@@ -78,7 +78,7 @@ def test_every_action_is_reached_from_the_command_line(command, photos, tmp_path
     ('action', 'error', 'message'),
     [
         ('lq', ValueError('two\n lines'), 'make: two lines'),
-        ('lq', KeyboardInterrupt(), 'make: interrupted. --resume goes on from here.'),
+        ('lq', KeyboardInterrupt(), 'make: interrupted. --resume continues from here.'),
         ('meta', KeyboardInterrupt(), 'make: interrupted.'),
     ],
 )
@@ -101,7 +101,7 @@ def test_an_interruption_says_how_to_go_on(command, monkeypatch):
     monkeypatch.setattr(preparing, 'make_lq', fail)
     status, _, err = command('prepare', 'lq', *prepare.ACTIONS['lq'].example.split())
     assert status == 130
-    assert err.endswith('Interrupted. --resume goes on from here.\n')
+    assert err.endswith('Interrupted. --resume continues from here.\n')
 
 
 def test_existing_files_are_either_kept_or_replaced(command):
