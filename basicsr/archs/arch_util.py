@@ -1,8 +1,10 @@
 """Building blocks and helpers shared by the networks."""
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from basicsr.ops.dcn import ModulatedDeformConvPack
+from basicsr.utils.checkpoint import load_checkpoint, select_params
 from basicsr.utils.errors import UserError
+from basicsr.utils.wrong_weights import unlike_kinds
 
 DIV2K_RGB_MEAN = (0.4488, 0.4371, 0.404)  # mean colour of the DIV2K training images
 
@@ -124,6 +128,27 @@ class Upsample(nn.Sequential):
         super().__init__(*layers)
 
 
+class FourfoldHead(nn.Module):
+    """What turns features into images four times as large, in every video network.
+
+    A base class instead of a block: published weights have these layers at the top of a network.
+    """
+
+    def add_head(self, num_feat: int, num_out_ch: int = 3) -> None:
+        self.upconv1 = nn.Conv2d(num_feat, num_feat * 4, 3, padding=1)
+        self.upconv2 = nn.Conv2d(num_feat, 64 * 4, 3, padding=1)
+        self.pixel_shuffle = nn.PixelShuffle(2)
+        self.conv_hr = nn.Conv2d(64, 64, 3, padding=1)
+        self.conv_last = nn.Conv2d(64, num_out_ch, 3, padding=1)
+        self.lrelu = nn.LeakyReLU(0.1, inplace=True)
+
+    def enlarge(self, feat: Tensor) -> Tensor:
+        """Map features (b, num_feat, h, w) to images (b, num_out_ch, 4h, 4w)."""
+        feat = self.lrelu(self.pixel_shuffle(self.upconv1(feat)))
+        feat = self.lrelu(self.pixel_shuffle(self.upconv2(feat)))
+        return self.conv_last(self.lrelu(self.conv_hr(feat)))
+
+
 class DCNv2Pack(ModulatedDeformConvPack):
     """Deformable convolution v2 whose offsets and masks come from other features than its input."""
 
@@ -150,7 +175,7 @@ def mean_per_channel(rgb_mean: Sequence[float], num_ch: int) -> tuple[float, ...
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Pad images (b, c, h, w) at the bottom and right until h and w are multiples of ``multiple``.
+    """Pad images (…, c, h, w) at the bottom and right until h and w are multiples of ``multiple``.
 
     The padding mirrors the image; where it is too small to be mirrored, its edge is repeated.
     """
@@ -159,7 +184,55 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     if bottom == right == 0:
         return x
     mode = 'reflect' if bottom < h and right < w else 'replicate'
-    return F.pad(x, (0, right, 0, bottom), mode)
+    padded = F.pad(x.reshape(-1, *x.shape[-3:]), (0, right, 0, bottom), mode)
+    return padded.reshape(*x.shape[:-2], h + bottom, w + right)
+
+
+def resize(x: Tensor, scale: float) -> Tensor:
+    """Resize (b, c, h, w) by bilinear interpolation."""
+    return F.interpolate(x, scale_factor=scale, mode='bilinear', align_corners=False)
+
+
+def check_clip(x: Tensor, num_ch: int, frames: int | None, network: str) -> None:
+    """Refuse what is no clip (b, t, num_ch, h, w), or not of as many ``frames`` as needed.
+
+    Raises:
+        ValueError: What was given, and what is needed.
+    """
+    if x.ndim == 5 and x.shape[2] == num_ch and x.shape[1] and frames in (None, x.shape[1]):
+        return
+    needed = f'(b, {"t" if frames is None else frames}, {num_ch}, h, w)'
+    raise UserError(
+        f'{network} takes clips {needed}, not {tuple(x.shape)}'
+        + ('.' if frames is None else f': it restores one frame from {frames}.')
+    )
+
+
+def load_pretrained(net: nn.Module, path: str | Path, option: str) -> None:
+    """Load the weights ``params`` of a file into a part of a network.
+
+    Args:
+        option: The name of the option that gave the path, for messages.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file is damaged, or its weights do not fit.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f'{option}: no file {path} with weights of {type(net).__name__}. Correct the path, or '
+            'leave the option out to start from random weights.'
+        )
+    state, _ = select_params(load_checkpoint(path), 'params', path)
+    if problem := unlike_kinds(net.state_dict(), state):
+        raise UserError(f'{option}: {path} {problem}')
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f'{option}: {path} does not fit {type(net).__name__}: '
+            f'{textwrap.shorten(str(error), 500)}'
+        ) from error
 
 
 def flow_warp(

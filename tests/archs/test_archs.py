@@ -57,6 +57,9 @@ NETWORKS = {
     'SwinIR-x2': Tiny(SWIN | {'upsampler': 'pixelshuffledirect', 'upscale': 2}, 2),
 }
 
+# test_video_archs.py holds these to their own contract.
+VIDEO = {'SpyNet', 'TOFlow', 'DUF', 'EDVR', 'BasicVSR', 'IconVSR', 'BasicVSRPlusPlus'}
+
 every_network = pytest.mark.parametrize('name', NETWORKS)
 
 
@@ -192,9 +195,8 @@ def test_importing_the_package_imports_neither_networks_nor_torchvision():
 
 
 def is_ours(case):
-    return case['network'] in {name.partition('-')[0] for name in NETWORKS} | {
-        'VGGStyleDiscriminator'
-    }
+    images = {name.partition('-')[0] for name in NETWORKS}
+    return case['network'] in images | {'VGGStyleDiscriminator'} | VIDEO
 
 
 @pytest.mark.parametrize('case', golden.params('archs', is_ours))
@@ -278,9 +280,11 @@ def test_double_precision_outputs_are_the_recorded_ones(entry):
     single = entry['network']['type'] == 'ECBSR'  # recorded in float32
     net = build_network(entry['network']).to(torch.float32 if single else torch.float64)
     fill_with_cosines(net, entry['gain'])
-    x = 0.5 + 0.4 * np.sin(0.9 * np.arange(np.prod(entry['input'])))
-    x = torch.from_numpy(x.reshape(entry['input'])).to(torch.float32 if single else torch.float64)
-    out, want = net.eval()(x).double(), entry['output']
+    inputs = entry['input'] if isinstance(entry['input'][0], list) else [entry['input']]
+    waves = [0.9 * np.arange(np.prod(shape)) + 0.5 * i for i, shape in enumerate(inputs)]
+    xs = [0.5 + 0.4 * np.sin(x).reshape(shape) for x, shape in zip(waves, inputs, strict=True)]
+    xs = [torch.from_numpy(x).to(torch.float32 if single else torch.float64) for x in xs]
+    out, want = net.eval()(*xs).double(), entry['output']
     flat = out.flatten()
     samples = flat[[j * (flat.numel() - 1) // 4 for j in range(5)]].tolist()
     tolerance = {'rel': 1e-5 if single else 1e-9, 'abs': 1e-5 if single else 1e-9}
