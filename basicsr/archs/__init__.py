@@ -24,6 +24,9 @@ __all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
 logger = logging.getLogger(__name__)
 
+# Options that name files of weights to start from, which those of a checkpoint replace.
+_FIRST_WEIGHTS = ('spynet_path', 'edvr_path', 'load_path')
+
 __getattr__ = lazy_exports(
     __name__, {'basicsr.utils.logger': 'get_root_logger', 'basicsr.utils.misc': 'scandir'}
 )
@@ -78,7 +81,7 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
 
 def _build_described(options: Mapping[str, Any], file: str | Path) -> nn.Module:
     try:
-        return build_network(options)
+        return build_network({k: None if k in _FIRST_WEIGHTS else v for k, v in options.items()})
     except MissingKeyError as error:
         raise UserError(
             f'{file} holds {dict(options)}. {error.args[0]} From Python, '

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basicsr.ops.dcn import ModulatedDeformConvPack
+from basicsr.utils.errors import UserError
 from basicsr.utils.registry import ARCH_REGISTRY
 
 from .arch_util import FourfoldHead, check_clip, pad_to_multiple, resize
@@ -43,6 +44,8 @@ class BasicVSRPlusPlus(FourfoldHead):
         cpu_cache_length: int = 100,
     ):
         super().__init__()
+        if mid_channels % 8:
+            raise UserError(f'BasicVSRPlusPlus: mid_channels {mid_channels} is no multiple of 8.')
         self.mid_channels = mid_channels
         self.is_low_res_input = is_low_res_input
         self.cpu_cache_length = cpu_cache_length

@@ -214,6 +214,63 @@ def _swinir_head(shapes: Shapes, channels: int) -> dict[str, Any]:
     return {'upsampler': '', 'upscale': 1}
 
 
+def _spynet(shapes: Shapes) -> _Guess:
+    return _Guess({'type': 'SpyNet'})
+
+
+def _toflow(shapes: Shapes) -> _Guess:
+    return _Guess({'type': 'TOFlow', 'adapt_official_weights': False}, ('adapt_official_weights',))
+
+
+def _duf(shapes: Shapes) -> _Guess:
+    blocks = _count(shapes, r'dense_block1\.dense_blocks\.(\d+)\.')
+    options = {
+        'scale': _root(shapes['conv3d_r2.weight'][0] / 3),
+        'num_layer': {3: 16, 9: 28, 21: 52}[blocks],
+        'adapt_official_weights': False,
+    }
+    return _Guess({'type': 'DUF', **options}, ('adapt_official_weights',))
+
+
+def _edvr(shapes: Shapes) -> _Guess:
+    with_predeblur, with_tsa = 'conv_1x1.weight' in shapes, 'fusion.weight' not in shapes
+    first = 'predeblur.conv_first' if with_predeblur else 'conv_first'
+    fusion = shapes['fusion.feat_fusion.weight' if with_tsa else 'fusion.weight']
+    options = {
+        **_channels(shapes, first),
+        'num_frame': fusion[1] // fusion[0],
+        'deformable_groups': shapes['pcd_align.cas_dcnpack.conv_offset.bias'][0] // 27,
+        'num_extract_block': _count(shapes, r'feature_extraction\.(\d+)\.'),
+        'num_reconstruct_block': _count(shapes, r'reconstruction\.(\d+)\.'),
+        'hr_in': 'predeblur.stride_conv_hr1.weight' in shapes,
+        **{'with_predeblur': with_predeblur, 'with_tsa': with_tsa},
+    }
+    return _Guess({'type': 'EDVR', **options})
+
+
+def _basicvsr(shapes: Shapes) -> _Guess:
+    features = shapes['backward_trunk.main.0.weight'][0]
+    blocks = _count(shapes, r'backward_trunk\.main\.2\.(\d+)\.')
+    options = {'num_feat': features, 'num_block': blocks}
+    if 'backward_fusion.weight' not in shapes:
+        return _Guess({'type': 'BasicVSR', **options})
+    frames = shapes['edvr.fusion.feat_fusion.weight'][1] // features
+    options |= {'keyframe_stride': 5, 'temporal_padding': frames // 2}
+    is_published = (features, blocks) == (64, 30)
+    return _Guess({'type': 'IconVSR', **options}, () if is_published else ('keyframe_stride',))
+
+
+def _basicvsrpp(shapes: Shapes) -> _Guess:
+    features = shapes['backbone.backward_1.main.0.weight'][0]
+    blocks = _count(shapes, r'backbone\.backward_1\.main\.2\.(\d+)\.')
+    options = {
+        **{'mid_channels': features, 'num_blocks': blocks, 'max_residue_magnitude': 10},
+        'is_low_res_input': 'feat_extract.main.0.weight' in shapes,
+    }
+    unknown = () if (features, blocks) == (64, 7) else ('max_residue_magnitude',)
+    return _Guess({'type': 'BasicVSRPlusPlus', **options}, unknown)
+
+
 # By the name of a weight that the network has.
 _NETWORKS: dict[str, Callable[[Shapes], _Guess]] = {
     'body.0.rdb1.conv1.weight': _rrdbnet,
@@ -224,4 +281,10 @@ _NETWORKS: dict[str, Callable[[Shapes], _Guess]] = {
     'body.0.merge.dilation1.0.weight': _ridnet,
     'layers.0.residual_group.blocks.0.attn.relative_position_bias_table': _swinir,
     'body.0.weight': _srvgg,
+    'basic_module.5.basic_module.8.weight': _spynet,
+    'spynet.basic_module.3.basic_module.12.weight': _toflow,
+    'conv3d_r2.weight': _duf,
+    'pcd_align.cas_dcnpack.weight': _edvr,
+    'backward_trunk.main.0.weight': _basicvsr,
+    'backbone.backward_1.main.0.weight': _basicvsrpp,
 }

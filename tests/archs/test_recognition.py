@@ -27,6 +27,12 @@ KNOWN = [
     SWIN
     | {'upsampler': '', 'upscale': 1, 'in_chans': 1, 'window_size': 7, 'img_size': 126}
     | {'img_range': 255.0},
+    {'type': 'SpyNet'},
+    {'type': 'EDVR', 'num_feat': 16, 'num_frame': 7, 'deformable_groups': 4, 'with_tsa': False},
+    {'type': 'EDVR', 'num_feat': 8, 'with_predeblur': True, 'hr_in': True, 'num_extract_block': 2},
+    {'type': 'BasicVSR', 'num_feat': 8, 'num_block': 2},
+    {'type': 'IconVSR', 'num_feat': 64, 'num_block': 30, 'temporal_padding': 3},
+    *({'type': 'BasicVSRPlusPlus', 'is_low_res_input': x} for x in (True, False)),
 ]
 
 
@@ -63,6 +69,10 @@ def test_a_network_found_by_its_weights_computes_the_same():
             | {'with_idt': True, 'act_type': 'relu'},
             'with_idt and act_type',
         ),
+        ({'type': 'TOFlow'}, 'adapt_official_weights'),
+        ({'type': 'DUF', 'num_layer': 28, 'scale': 3}, 'adapt_official_weights'),
+        ({'type': 'IconVSR', 'num_feat': 8, 'num_block': 2}, 'keyframe_stride'),
+        ({'type': 'BasicVSRPlusPlus', 'mid_channels': 16}, 'max_residue_magnitude'),
     ],
     ids=lambda value: value if isinstance(value, str) else value['type'],
 )
@@ -74,6 +84,6 @@ def test_arguments_that_no_weight_shows_are_asked_for(options, unknown):
 
 def test_other_networks_are_not_taken_for_one_that_is_known():
     assert options_from_weights(weights({'type': 'UNetDiscriminatorSN', 'num_in_ch': 3})) is None
-    one_more = weights(KNOWN[-5]) | {'body.0.conv1.weight': torch.zeros(8, 8, 3, 3)}
+    one_more = weights(KNOWN[10]) | {'body.0.conv1.weight': torch.zeros(8, 8, 3, 3)}
     assert options_from_weights(one_more) is None
     assert options_from_weights({'body.0.weight': torch.zeros(4)}) is None

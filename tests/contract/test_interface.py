@@ -26,8 +26,8 @@ API = json.loads((Path(__file__).parent / 'api.json').read_text(encoding='utf-8'
 # Parts that are not built yet; what has come to exist must go from here.
 MODULES_NOT_YET = {
     'archs': """
-        basicvsr_arch basicvsrpp_arch dfdnet_arch dfdnet_util duf_arch edvr_arch hifacegan_arch
-        hifacegan_util inception spynet_arch stylegan2_arch stylegan2_bilinear_arch tof_arch
+        dfdnet_arch dfdnet_util hifacegan_arch hifacegan_util inception stylegan2_arch
+        stylegan2_bilinear_arch
     """,
     'data': """
         ffhq_dataset reds_dataset video_test_dataset
@@ -52,8 +52,8 @@ REGISTERED_NOT_YET = {
         VideoTestDataset VideoTestVimeo90KDataset Vimeo90KDataset Vimeo90KRecurrentDataset
     """,
     'ARCH_REGISTRY': """
-        BasicVSR BasicVSRPlusPlus DFDNet DUF EDVR HiFaceGAN HiFaceGANDiscriminator IconVSR SpyNet
-        StyleGAN2Discriminator StyleGAN2Generator StyleGAN2GeneratorBilinear_basicsr TOFlow
+        DFDNet HiFaceGAN HiFaceGANDiscriminator StyleGAN2Discriminator StyleGAN2Generator
+        StyleGAN2GeneratorBilinear_basicsr
     """,
     'MODEL_REGISTRY': """
         EDVRModel HiFaceGANModel
