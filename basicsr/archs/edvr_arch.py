@@ -242,6 +242,10 @@ class EDVR(EDVRFeatures, FourfoldHead):
     ``num_out_ch`` channels or one.
 
     Args:
+        num_frame: Frames of the input.
+        deformable_groups: Groups of features with offsets of their own.
+        num_extract_block: Residual blocks for each frame, before the alignment.
+        num_reconstruct_block: Residual blocks after the fusion.
         center_frame_idx: Which frame is restored; None: the middle one.
         hr_in: The output has the size of the input, for deblurring; needs ``with_predeblur``.
         with_predeblur: Whether PreDeblur makes the features, for blurred input.

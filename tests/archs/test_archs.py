@@ -274,7 +274,14 @@ def fill_with_cosines(net, gain):
     return net
 
 
-@pytest.mark.parametrize('entry', [e for e in RECORDED if 'output' in e], ids=recorded_id)
+def with_output(entry):
+    """An entry as a parameter; most networks for video take long in double precision."""
+    is_slow = entry['network']['type'] in VIDEO - {'EDVR'}
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(entry, id=recorded_id(entry), marks=marks)
+
+
+@pytest.mark.parametrize('entry', [with_output(e) for e in RECORDED if 'output' in e])
 @torch.no_grad()
 def test_double_precision_outputs_are_the_recorded_ones(entry):
     single = entry['network']['type'] == 'ECBSR'  # recorded in float32

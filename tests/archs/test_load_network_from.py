@@ -51,11 +51,30 @@ UNKNOWN_TO_SPANDREL = [
     {'type': 'VGGStyleDiscriminator', 'num_in_ch': 3, 'num_feat': 4, 'input_size': 128},
 ]
 
-NETWORKS = [options for _, options, _ in KNOWN_TO_SPANDREL] + UNKNOWN_TO_SPANDREL
+VIDEO = [
+    {'type': 'SpyNet'},
+    {'type': 'TOFlow'},
+    {'type': 'DUF', 'num_layer': 16},
+    {'type': 'EDVR', 'num_feat': 8, 'num_frame': 7, 'num_reconstruct_block': 1},
+    {'type': 'BasicVSR', 'num_feat': 8, 'num_block': 1},
+    {'type': 'IconVSR', 'num_feat': 8, 'num_block': 1, 'keyframe_stride': 2},
+    {'type': 'BasicVSRPlusPlus', 'mid_channels': 8, 'num_blocks': 1},
+]
+
+NETWORKS = [options for _, options, _ in KNOWN_TO_SPANDREL] + UNKNOWN_TO_SPANDREL + VIDEO
 
 
 def image(*shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def inputs_of(options):
+    if options['type'] == 'SpyNet':
+        return [image(1, 3, 8, 8), image(1, 3, 8, 8)]
+    if options in VIDEO:
+        return [image(1, 7, 3, 8, 8)]
+    channels = options.get('num_in_ch', options.get('in_chans', 3))
+    return [image(1, channels, *[options.get('input_size', 12)] * 2)]
 
 
 def state_of(net, factor=1.0):
@@ -97,9 +116,8 @@ def test_every_network_is_built_again_with_its_weights(options, ending, tmp_path
     loaded = load_network_from(str(file))
     assert type(loaded) is type(net)
     assert not loaded.training
-    channels = options.get('num_in_ch', options.get('in_chans', 3))
-    x = image(1, channels, *[options.get('input_size', 12)] * 2)
-    assert torch.equal(loaded(x), net(x))
+    inputs = inputs_of(options)
+    assert torch.equal(loaded(*inputs), net(*inputs))
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,14 @@ ATTRIBUTES = {
     'RCAN': 'img_range mean conv_first body conv_after_body upsample conv_last',
     'MSRResNet': 'upscale conv_first body upconv1 conv_hr conv_last lrelu',
     'RRDBNet': 'scale conv_first body conv_body conv_up1 conv_up2 conv_hr conv_last lrelu',
+    'BasicVSR': """
+        num_feat spynet backward_trunk forward_trunk fusion upconv1 upconv2 conv_hr conv_last
+        pixel_shuffle lrelu
+    """,
+    'EDVR': """
+        center_frame_idx hr_in with_predeblur with_tsa feature_extraction pcd_align fusion
+        reconstruction upconv1 upconv2 pixel_shuffle conv_hr conv_last lrelu
+    """,
     'SRVGGNetCompact': 'num_in_ch num_out_ch num_feat num_conv upscale act_type body upsampler',
     'SwinIR': """
         img_range mean upscale upsampler window_size conv_first num_layers embed_dim ape patch_norm
@@ -202,6 +210,8 @@ NETWORK_OPTIONS = {
     'RCAN': {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 16, 'num_group': 1, 'num_block': 1},
     'MSRResNet': {'num_feat': 4, 'num_block': 1},
     'RRDBNet': {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 1},
+    'BasicVSR': {'num_feat': 4, 'num_block': 1},
+    'EDVR': {'num_feat': 8, 'num_reconstruct_block': 1},
     'SRVGGNetCompact': {'num_feat': 4, 'num_conv': 1},
     'SwinIR': {'img_size': 8, 'window_size': 4, 'embed_dim': 8, 'depths': [1], 'num_heads': [2]},
 }
