@@ -96,8 +96,8 @@ class DynamicUpsamplingFilter(nn.Module):
         b, c, h, w = x.shape
         kh, kw = self.filter_size
         points = F.unfold(x, (kh, kw), padding=(kh // 2, kw // 2))
-        points = points.view(b, c, kh * kw, 1, h, w)
-        return (points * filters[:, None]).sum(2).flatten(1, 2)
+        points = points.view(b, c, kh * kw, h, w)
+        return torch.einsum('bcphw,bpshw->bcshw', points, filters).flatten(1, 2)
 
 
 @ARCH_REGISTRY.register()

@@ -163,11 +163,8 @@ class PredeblurModule(nn.Module):
         feat_l3 = self.lrelu(self.stride_conv_l3(feat_l2))
         feat_l2 = self.resblock_l2_1(feat_l2) + resize(self.resblock_l3(feat_l3), 2)
         feat_l2 = resize(self.resblock_l2_2(feat_l2), 2)
-        for block in self.resblock_l1[:2]:
-            feat_l1 = block(feat_l1)
-        feat_l1 = feat_l1 + feat_l2
-        for block in self.resblock_l1[2:]:
-            feat_l1 = block(feat_l1)
+        for i, block in enumerate(self.resblock_l1):
+            feat_l1 = block(feat_l1 + feat_l2 if i == 2 else feat_l1)
         return feat_l1
 
 

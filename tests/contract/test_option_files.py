@@ -26,16 +26,17 @@ from basicsr.models import build_model
 from basicsr.run.option_checks import check_unread
 from basicsr.utils.img_util import img2tensor, tensor2img
 from basicsr.utils.options import parse_options
-from basicsr.utils.registry import ARCH_REGISTRY, METRIC_REGISTRY
+from basicsr.utils.registry import ARCH_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parents[1] / 'options'
 FILES = sorted(file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob('*.yml'))
 PUBLISHED = json.loads((HERE / 'published_experiments.json').read_text(encoding='utf-8'))
 
-# How many files of the reference toolkit are left out, since their networks do not exist yet.
+# How many files of the reference toolkit are left out, since what they name does not exist yet:
+# networks, or models (of EDVR, DUF and TOFlow; of BasicVSR, IconVSR and BasicVSR++).
 WAITING = {
-    **{'EDVR': 12, 'BasicVSR': 7, 'IconVSR': 6, 'BasicVSRPlusPlus': 1, 'DUF': 1, 'TOFlow': 1},
+    **{'VideoBaseModel': 14, 'VideoRecurrentModel': 14},
     **{'HiFaceGAN': 3, 'StyleGAN2Generator': 1},
 }
 
@@ -329,8 +330,9 @@ def weights_of_another_run(path):
     return 'strict' if path.get('strict_load_g', True) else 'partial'
 
 
-def test_every_file_of_the_reference_whose_network_exists_has_a_counterpart():
-    assert [name for name in WAITING if name in ARCH_REGISTRY] == [], 'add its files'
+def test_every_file_of_the_reference_that_can_be_run_has_a_counterpart():
+    known = {*ARCH_REGISTRY.keys(), *MODEL_REGISTRY.keys()}
+    assert [name for name in WAITING if name in known] == [], 'add its files'
     assert len(PUBLISHED) + sum(WAITING.values()) == 70
 
 

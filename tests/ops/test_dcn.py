@@ -26,6 +26,13 @@ def test_layers_give_the_references_values(case):
     assert recipe.compare(case, layer(*golden.resolve(case['args']))) is None
 
 
+def test_gradients_are_those_of_finite_differences():
+    shapes = [(1, 2, 4, 5), (1, 18, 4, 5), (1, 9, 4, 5), (3, 2, 3, 3), (3,)]
+    # Apart from whole pixels, where the interpolation has corners.
+    tensors = [(0.2 + 0.6 * random(*s)).double().requires_grad_() for s in shapes]
+    assert torch.autograd.gradcheck(lambda *args: dcn.modulated_deform_conv(*args, 1, 1), tensors)
+
+
 def random(*shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
