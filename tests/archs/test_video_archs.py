@@ -109,7 +109,7 @@ def test_blocks_that_are_computed_twice_give_the_same_gradients(name, caplog):
         prepare_for_training(net, {'checkpoint_activations': twice}, False)
         net(x).square().mean().backward()
         found.append([p.grad for p in net.parameters()])
-    assert 'is computed again in the backward pass' in caplog.text
+    assert 'recomputed in the backward pass' in caplog.text
     for plain, again in zip(*found, strict=True):
         assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
 
