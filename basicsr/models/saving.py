@@ -75,8 +75,9 @@ class SavedNetworks(Networks):
     ) -> None:
         """Write one or several networks into ``<net_label>_<iter or latest>.pth``.
 
-        Every rank has to call it, and rank 0 writes. ``logger.checkpoint_format`` may choose
-        another format than ``pth``.
+        Every rank has to call it, and rank 0 writes. With ``logger.checkpoint_format:
+        safetensors`` the file holds one network, with the plain names that other programs expect:
+        the average if there is one, else the first. Several are then also in a ``.pth``.
 
         Args:
             net: A network, or a list such as [net_g, net_g_ema].
@@ -95,6 +96,10 @@ class SavedNetworks(Networks):
         content |= self._description(net_label.removeprefix('net_'))
         name = f'{net_label}_{"latest" if current_iter == -1 else current_iter}'
         path = Path(self.opt['path']['models']) / f'{name}{self._network_suffix}'
+        if len(keys) > 1 and path.suffix == '.safetensors':
+            self._write(content, path.with_suffix('.pth'))
+            others = {*keys} - {'params_ema' if 'params_ema' in keys else keys[0]}
+            content = {key: value for key, value in content.items() if key not in others}
         self._write(content, path)
 
     def _description(self, label: str) -> dict[str, Any]:

@@ -46,7 +46,9 @@ class CheckpointSeries:
             self._records[path.name] = save_checkpoint(content, path)
             if path.stem.endswith(('_latest', '_best')):  # remove older ones in the other format
                 for suffix in {'.pth', '.safetensors'} - {path.suffix}:
-                    path.with_suffix(suffix).unlink(missing_ok=True)
+                    other = path.with_suffix(suffix)
+                    if other.name not in self._records:
+                        other.unlink(missing_ok=True)
             return
         records, self._records = self._records, {}
         own = {n: r for n, r in records.items() if Path(n).stem.endswith(f'_{path.stem}')}

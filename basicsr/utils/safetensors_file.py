@@ -1,9 +1,10 @@
 """Read and write networks as safetensors files, which hold only named tensors.
 
 The format: https://github.com/huggingface/safetensors
-It is flat, so each name begins with the key of its state dict, as in ``params_ema.conv.weight``.
-The file's metadata lists the keys, with the description of the network, if any, and a checksum,
-all in one entry: the order of several would vary between files.
+It is flat: one state dict has plain names, as other programs expect, and names of several begin
+with the key of theirs, as in ``params_ema.conv.weight``. The file's metadata lists the keys, with
+the description of the network, if any, and a checksum, all in one entry: the order of several would
+vary between files.
 """
 
 import json
@@ -18,7 +19,8 @@ from torch import Tensor
 from .errors import MissingPackageError, UserError
 
 # Key of the description of the network, beside the state dicts. Also the key of the entry in the
-# metadata: checksum, blank, and JSON (the list of keys, or an object of keys and description).
+# metadata: checksum, blank, and JSON, an object of keys, description, and whether the names are
+# plain although there is a key. Earlier files may have the list of keys alone.
 DESCRIPTION = 'basicsr'
 
 
@@ -60,12 +62,14 @@ def as_safetensors(content: Mapping[str, Any]) -> bytes:
         raise UserError(
             f'the keys {", ".join(keys)} and names below them are ambiguous when joined.'
         )
-    named = named if keys else content
+    is_plain = len(keys) == 1
+    named = content[keys[0]] if is_plain else named if keys else content
     others = [name for name, value in named.items() if not _can_be_kept(name, value)]
     if others:
         raise UserError(_refusal(others))
     try:
-        listed = json.dumps({'keys': keys, 'description': described} if described else keys)
+        entries = {'keys': keys} | ({'plain': True} if is_plain else {})
+        listed = json.dumps(entries | ({'description': described} if described else {}))
     except (TypeError, ValueError) as error:
         raise UserError(_refusal([DESCRIPTION])) from error
     tensors = _separate(named)
@@ -142,12 +146,14 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
         raise UserError(f'cannot load {path}: it is damaged (wrong checksum).')
     try:
         listed = json.loads(text)
-        described = isinstance(listed, dict)
-        content: dict[str, Any] = {key: {} for key in (listed['keys'] if described else listed)}
+        listed = listed if isinstance(listed, dict) else {'keys': listed}
+        described = {DESCRIPTION: listed['description']} if 'description' in listed else {}
+        if listed.get('plain'):
+            return {listed['keys'][0]: tensors, **described}
+        content: dict[str, Any] = {key: {} for key in listed['keys']}
         for name, tensor in tensors.items() if content else ():
             key = max((key for key in content if name.startswith(f'{key}.')), key=len)
             content[key][name.removeprefix(f'{key}.')] = tensor
-        content = content or tensors
-        return content | {DESCRIPTION: listed['description']} if described else content
-    except (ValueError, TypeError, KeyError) as error:
+        return (content or tensors) | described
+    except (ValueError, TypeError, LookupError) as error:
         raise UserError(f'cannot load {path}: it lists no keys ({error}).') from error

@@ -1,3 +1,4 @@
+import json
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ from basicsr import cli
 from basicsr.utils import safetensors_file, weights
 from basicsr.utils.checkpoint import DESCRIPTION, description, load_checkpoint, save_checkpoint
 from basicsr.utils.safetensors_file import as_safetensors, read_safetensors
+from basicsr.version import __version__
 
 STATE = {'conv.weight': torch.arange(4.0).reshape(2, 2), 'steps': torch.tensor(3)}
 
@@ -57,8 +59,24 @@ def test_other_programs_read_the_names_and_their_files_are_read(file):
     assert sorted(safetensors.torch.load_file(file)) == sorted(
         f'{key}.{name}' for key in ('params', 'params_ema') for name in STATE
     )
+    save_checkpoint({'params_ema': STATE, **ENTRY}, file)
+    assert differences(safetensors.torch.load_file(file), STATE) == []
+    with safetensors.safe_open(file, 'pt') as opened:
+        described = json.loads(opened.metadata()['basicsr'].partition(' ')[2])['description']
+    assert described['network'] == {'type': 'EDSR', 'rgb_mean': [0.1, 0.5, 1e-8]}
+    assert (described['scale'], described['version']) == (3, __version__)
     safetensors.torch.save_file({'params.x': torch.ones(2)}, file, {'format': 'pt'})
     assert differences(load_checkpoint(file), {'params.x': torch.ones(2)}) == []
+
+
+@pytest.mark.parametrize('text', ['["params"]', '{"keys": ["params"], "description": {"a": 1}}'])
+def test_a_file_of_one_network_whose_names_begin_with_its_key_is_read(file, text):
+    """As earlier versions wrote them."""
+    tensors = {'params.a': torch.ones(2)}
+    entry = {'basicsr': f'{safetensors_file._checksum(tensors, text)} {text}'}
+    safetensors.torch.save_file(tensors, file, entry)
+    described = {DESCRIPTION: {'a': 1}} if 'description' in text else {}
+    assert differences(load_checkpoint(file), {'params': {'a': torch.ones(2)}} | described) == []
 
 
 def test_what_is_not_a_tensor_is_refused_by_name(file):
@@ -92,18 +110,22 @@ def test_damage_to_tensors_or_keys_is_seen(file):
             load_checkpoint(file)
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-def test_a_run_that_writes_safetensors_resumes_bit_for_bit(run, train_opt, workers):
+@pytest.mark.parametrize(('workers', 'decay'), [(0, 0.9), (2, 0)])
+def test_a_run_that_writes_safetensors_resumes_bit_for_bit(run, train_opt, workers, decay):
     options = {'datasets__train__num_worker_per_gpu': workers, 'logger__keep_last': 1}
+    options['train__ema_decay'] = decay
     plain = run(train_opt(name='plain', **options))
     options['logger__checkpoint_format'] = 'safetensors'
     folder = run(train_opt(name='cut', train__total_iter=4, **options))
     run(train_opt(name='cut', **options), '--auto_resume')
-    assert 'net_g_4.safetensors' in log_text(folder)
-    networks = ['net_g_6.safetensors', 'net_g_latest.safetensors']
+    endings = ('pth', 'safetensors') if decay else ('safetensors',)
+    assert f'net_g_4.{endings[0]}' in log_text(folder)
+    networks = [f'net_g_{when}.{ending}' for when in ('6', 'latest') for ending in endings]
     assert sorted(file.name for file in (folder / 'models').iterdir()) == networks
-    ours = load_checkpoint(folder / 'models/net_g_latest.safetensors')
-    assert differences(ours, checkpoint(plain, 'net_g_latest.pth')) == []
+    expected, ours = checkpoint(plain, 'net_g_latest.pth'), folder / 'models/net_g_latest'
+    assert differences(load_checkpoint(f'{ours}.{endings[0]}'), expected) == []
+    bare = safetensors.torch.load_file(f'{ours}.safetensors')
+    assert differences(bare, expected['params_ema' if decay else 'params']) == []
     a, b = (checkpoint(f, '6.state') for f in (plain, folder))
     del a['files'], b['files']
     assert differences(a, b) == []
@@ -111,8 +133,8 @@ def test_a_run_that_writes_safetensors_resumes_bit_for_bit(run, train_opt, worke
 
 def test_a_resume_reads_the_network_that_the_state_was_written_with(run, train_opt):
     """Though there is one of the other format, of an attempt before."""
-    whole = run(train_opt(name='whole'))
-    opt = train_opt(name='cut', train__total_iter=4)
+    whole = run(train_opt(name='whole', train__ema_decay=0))
+    opt = train_opt(name='cut', train__total_iter=4, train__ema_decay=0)
     folder = run(opt)
     models = folder / 'models'
     save_checkpoint(checkpoint(folder, 'net_g_2.pth'), models / 'net_g_4.safetensors')
