@@ -16,9 +16,11 @@ from basicsr.utils.checkpoint import (
 )
 from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.lazy import lazy_exports
-from basicsr.utils.registry import ARCH_REGISTRY
+from basicsr.utils.registry import ARCH_REGISTRY, check_known
 from basicsr.utils.text import some
 from basicsr.utils.wrong_weights import unlike_kinds
+
+from .outside import copy_input
 
 __all__ = ['ARCH_REGISTRY', 'build_network', 'load_network_from']
 
@@ -33,8 +35,13 @@ __getattr__ = lazy_exports(
 
 
 def build_network(opt: Mapping[str, Any]) -> nn.Module:
-    """The network ``opt['type']``, built from the other options; see ``Registry.build``."""
+    """The network ``opt['type']``, built from the other options; see ``Registry.build``.
+
+    One of another package, ``module:Class``, gets a copy of its input.
+    """
     net = ARCH_REGISTRY.build(opt)
+    if ':' in opt['type']:
+        net.register_forward_pre_hook(copy_input)
     logger.info('Network [%s] is created.', type(net).__name__, extra={'file_only': True})
     return net
 
@@ -81,6 +88,7 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
 
 def _build_described(options: Mapping[str, Any], file: str | Path) -> nn.Module:
     try:
+        check_known(options['type'], ARCH_REGISTRY)
         return build_network({k: None if k in _FIRST_WEIGHTS else v for k, v in options.items()})
     except MissingKeyError as error:
         raise UserError(

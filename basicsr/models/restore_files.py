@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from basicsr.archs import build_network, load_network_from
+from basicsr.archs import ARCH_REGISTRY, build_network, load_network_from
 from basicsr.archs.recognition import options_from_weights
 from basicsr.data.data_util import list_images
 from basicsr.utils.checkpoint import (
@@ -66,6 +66,8 @@ def find_network(
     content = load_checkpoint(file)
     described = split_description(content)[1].get('network') if isinstance(content, dict) else None
     if described:
+        if network:  # the class of another package is imported for an option file alone
+            ARCH_REGISTRY.get(network['type'])
         net = load_network_from(file, param_key)
         if network and described['type'] != network['type']:
             raise UserError(f'{file} holds a {described["type"]}, not a {network["type"]}.')

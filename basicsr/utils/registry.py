@@ -49,12 +49,14 @@ class Registry:
         name: Kind of the entries, for messages.
         home: Package that holds the built-in entries.
         suffix: Ending of the module names in ``home`` that register entries; '' for all of them.
+        outside: ``module:function`` that finds entries of other packages by ``module:Name``.
     """
 
-    def __init__(self, name: str, home: str | None = None, suffix: str = ''):
+    def __init__(self, name: str, home: str | None = None, suffix: str = '', outside: str = ''):
         self._name = name
         self._home = home
         self._suffix = suffix
+        self._outside = outside
         self._obj_map: dict[str, Any] = {}
 
     def register(self, obj: Any = None, suffix: str | None = None) -> Any:
@@ -87,7 +89,13 @@ class Registry:
         return None
 
     def get(self, name: str, suffix: str = 'basicsr') -> Any:
-        """Return the entry called ``name``, else the one called ``<name>_<suffix>``."""
+        """Return the entry called ``name``, else the one called ``<name>_<suffix>``.
+
+        Where the registry takes classes of other packages, ``module:Class`` imports one.
+        """
+        if self._outside and ':' in str(name) and name not in self._obj_map:
+            module, _, finder = self._outside.partition(':')
+            self._obj_map[name] = getattr(importlib.import_module(module), finder)(name)
         own = re.escape(str(name).removesuffix(f'_{suffix}'))
         entry = self._registered(name, suffix)
         for content in (rf'^(class|def) {own}\b', ''):  # its own file, or else all, which is slow
@@ -110,7 +118,7 @@ class Registry:
         """Options whose values have a type that the entry cannot take, and why."""
         try:
             entry = self.get(opt['type'])
-        except KeyError:  # reported by problems()
+        except (KeyError, UserError):  # reported by problems()
             return
         yield from wrong_kinds(entry, opt)
 
@@ -126,7 +134,7 @@ class Registry:
         options = dict(opt)
         try:
             entry = self.get(options.pop('type'))
-        except KeyError as error:
+        except (KeyError, UserError) as error:
             return [error.args[0]]
         if self._name == 'metric':
             options.pop('better', None)  # read by keep_best, not by the metric
@@ -311,6 +319,20 @@ def import_name(name: str, option: str, kind: type | None = None) -> Any:
     return found
 
 
+def check_known(name: object, registry: Registry) -> None:
+    """Refuse to import ``module:Name`` because a file of weights says so: imports run code.
+
+    Raises:
+        ValueError: It is of another package, and has not been imported by an option file or code.
+    """
+    is_outside = ':' in str(name) and not str(name).startswith('spandrel:')
+    if is_outside and name not in registry:
+        raise UserError(
+            f"a file of weights must not import '{name}'. If you trust it, give an option file "
+            'with that network_g (--opt), or call build_network with it first.'
+        )
+
+
 def _is_builtin(obj: Any) -> bool:
     return obj.__module__.partition('.')[0] == 'basicsr'
 
@@ -353,7 +375,9 @@ def import_plugins(folders: Iterable[str | Path]) -> None:
                 plugin_modules.append(file.stem)
 
 
-ARCH_REGISTRY = Registry('arch', home='basicsr.archs', suffix='_arch')
+ARCH_REGISTRY = Registry(
+    'arch', 'basicsr.archs', '_arch', outside='basicsr.archs.outside:network_class'
+)
 DATASET_REGISTRY = Registry('dataset', home='basicsr.data', suffix='_dataset')
 LOSS_REGISTRY = Registry('loss', home='basicsr.losses', suffix='_loss')
 METRIC_REGISTRY = Registry('metric', home='basicsr.metrics')

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .checkpoint import load_checkpoint, save_checkpoint, select_params, state_dicts
 from .errors import UserError
-from .registry import ARCH_REGISTRY
+from .registry import ARCH_REGISTRY, check_known
 from .safetensors_file import DESCRIPTION, split_description
 from .text import sizeof_fmt, some
 from .wrong_weights import why_no_state_dict
@@ -283,6 +283,7 @@ def what_fits(state: Mapping[str, Tensor], options: Mapping[str, Any] | None = N
     """
     if isinstance(options, Mapping) and options:
         try:
+            check_known(options.get('type'), ARCH_REGISTRY)
             own = _on_meta(options).state_dict()
         except Exception as error:  # a constructor may raise anything
             return f'no network here: {options.get("type")} cannot be built ({error})'
