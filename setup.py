@@ -24,10 +24,14 @@ setup(
         'safetensors': ['safetensors>=0.5.0'],
         'schedule-free': ['schedulefree>=1.4.1'],
         'tar': ['webdataset>=1.0.2'],
+        'export': [
+            *('onnx>=1.17.0', 'onnxruntime>=1.20.0', 'spandrel>=0.4.0'),
+            *('ncnn>=1.0.20250503', 'pnnx>=20250530'),
+        ],
         'test': [
             *('pytest>=8', 'pytest-xdist>=3.8', 'ruff>=0.14', 'setuptools>=77'),
             *('safetensors>=0.5.0', 'schedulefree>=1.4.1', 'webdataset>=1.0.2'),
-            *('spandrel>=0.4.0', 'torchmetrics>=1.7.0'),
+            *('spandrel>=0.4.0', 'torchmetrics>=1.7.0', 'onnx>=1.17.0', 'onnxruntime>=1.20.0'),
         ],
         'docs': ['sphinx>=8', 'myst-parser>=4', 'furo>=2024.8'],
     },

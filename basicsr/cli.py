@@ -23,6 +23,7 @@ COMMANDS = {
     'prepare': 'make pairs, low-quality images, sub-images, lists or LMDBs of images',
     'restore': 'restore images with a trained network',
     'table': 'score checkpoints on test sets, for a paper or a README',
+    'export': 'write a trained network for ONNX, ncnn, torch.export or spandrel, and check it',
     'doctor': 'look through the data of a training before it starts',
     'list': 'list the networks, losses, metrics, datasets or models, or show one of them',
     'weights': 'show, interpolate, average, convert or strip files of networks',

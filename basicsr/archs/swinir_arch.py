@@ -253,13 +253,13 @@ class SwinTransformerBlock(nn.Module):
         if self.shift_size == 0:
             attn_mask = None
         elif attn_mask is None:
-            own = tuple(x_size) == self.input_resolution
+            own = _is_size(x_size, self.input_resolution)
             attn_mask = self.attn_mask if own else self.calculate_mask(x_size)
         x = x + self.drop_path(self._attend(self.norm1(x), x_size, attn_mask))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def _attend(self, x: Tensor, x_size: Size, attn_mask: Tensor | None) -> Tensor:
-        x = x.unflatten(1, x_size)
+        x = x.view(-1, *x_size, self.dim)
         if self.shift_size > 0:
             x = x.roll((-self.shift_size, -self.shift_size), (1, 2))
         windows = window_partition(x, self.window_size).flatten(1, 2)
@@ -448,7 +448,7 @@ class PatchUnEmbed(nn.Module):
         super().__init__()
 
     def forward(self, x: Tensor, x_size: Size) -> Tensor:
-        return x.transpose(1, 2).unflatten(2, x_size)
+        return x.transpose(1, 2).reshape(x.shape[0], -1, *x_size)
 
     def flops(self) -> int:
         return 0
@@ -740,7 +740,7 @@ class SwinIR(nn.Module):
 
     def _shared_mask(self, x_size: Size) -> Tensor | None:
         """Mask of all shifted blocks, None where they have their own or none is needed."""
-        if x_size == self.padded_resolution:
+        if _is_size(x_size, self.padded_resolution):
             return None
         for block in self.modules():
             if isinstance(block, SwinTransformerBlock) and block.shift_size > 0:
@@ -748,7 +748,7 @@ class SwinIR(nn.Module):
         return None
 
     def _position_embedding(self, x_size: Size) -> Tensor:
-        if x_size == self.patches_resolution:
+        if _is_size(x_size, self.patches_resolution):
             return self.absolute_pos_embed
         image = self.absolute_pos_embed.transpose(1, 2).unflatten(2, self.patches_resolution)
         image = F.interpolate(image, x_size, mode='bicubic', align_corners=False)
@@ -783,6 +783,12 @@ class SwinIR(nn.Module):
             if name in scales:
                 total += conv_flops(layer, (h * scales[name], w * scales[name]))
         return total
+
+
+def _is_size(x_size: Size, known: Size) -> bool:
+    """Whether what is kept for features of one size serves; never in a graph, for all sizes."""
+    is_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return not is_graph and tuple(x_size) == tuple(known)
 
 
 def _init_linear(module: nn.Module) -> None:

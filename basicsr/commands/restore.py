@@ -3,7 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 _ENDINGS = {'png': '.png', 'jpg': '.jpg', 'jpeg': '.jpg', 'webp': '.webp', 'tif': '.tif'}
 
@@ -39,9 +38,9 @@ def main(args: argparse.Namespace) -> None:
 
 def _restore(args: argparse.Namespace) -> str:
     """Restore what the flags name; returns what was done."""
-    from basicsr.models.restore_files import find_network, restore_files
+    from basicsr.models.restore_files import find_network, network_of_options, restore_files
 
-    net = find_network(args.model, _network_of(args.opt) if args.opt else None, args.key)
+    net = find_network(args.model, network_of_options(args.opt) if args.opt else None, args.key)
     net = net.to(args.device) if args.device else net
     if args.half:
         if next(net.parameters()).device.type == 'cpu':
@@ -57,13 +56,3 @@ def _restore(args: argparse.Namespace) -> str:
         tile=args.tile,
         ensemble=args.ensemble,
     )
-
-
-def _network_of(option_file: str) -> dict[str, Any]:
-    from basicsr.utils.errors import UserError
-    from basicsr.utils.options import yaml_load
-
-    network = (yaml_load(option_file) or {}).get('network_g')
-    if not isinstance(network, dict):
-        raise UserError(f'{option_file} has no network_g.')
-    return network

@@ -4,7 +4,7 @@ import logging
 import math
 import textwrap
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +86,18 @@ def find_network(
     return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
 
 
+def network_of_options(option_file: str | Path) -> dict[str, Any]:
+    """The ``network_g`` of an option file.
+
+    Raises:
+        ValueError: It has none.
+    """
+    network = (yaml_load(option_file) or {}).get('network_g')
+    if not isinstance(network, dict):
+        raise UserError(f'{option_file} has no network_g.')
+    return network
+
+
 def _network_of_run(file: Path) -> dict[str, Any] | None:
     folder = file.absolute().parents[1] if file.absolute().parent.name == 'models' else None
     for option_file in sorted(folder.glob('*.yml')) if folder else ():
@@ -111,11 +123,11 @@ def _network_of(state: Mapping[str, Tensor], file: str | Path) -> dict[str, Any]
     )
 
 
-def shape_of(net: nn.Module) -> Shape:
+def shape_of(net: nn.Module, channels_tried: Sequence[int] = (3, 1)) -> Shape:
     """Find out by a small image how many channels a network takes, and how it scales."""
     multiple = getattr(net, 'window_size', 1)
     like = next(net.parameters(), torch.zeros(()))
-    for channels in (3, 1):
+    for channels in channels_tried:
         side = 16 * multiple
         try:
             with torch.no_grad():
@@ -123,7 +135,8 @@ def shape_of(net: nn.Module) -> Shape:
         except RuntimeError:  # of a convolution that expects another number of channels
             continue
         return Shape(channels, output.shape[-1] // side, multiple)
-    raise UserError(f'{type(net).__name__} takes neither images of 3 channels nor of 1.')
+    tried = ', '.join(map(str, channels_tried))
+    raise UserError(f'{type(net).__name__} takes no images of {tried} channels.')
 
 
 def restore_image(
