@@ -52,6 +52,7 @@ ALLOWED = {
     ('basicsr/utils/registry.py', 'import_module'): 'plug-ins, which are programs by design',
     ('basicsr/data/workers.py', 'import_module'): 'the same plug-ins, in a worker process',
     ('basicsr/cli.py', 'import_module'): 'a table in the file names the modules',
+    ('basicsr/commands/prepare.py', 'import_module'): 'a table in the file names the modules',
 }
 
 
