@@ -17,7 +17,7 @@ setup(
     license='Apache-2.0',
     license_files=['LICENSE'],
     packages=find_packages(include=['basicsr', 'basicsr.*']),
-    package_data={'basicsr': ['data/*.yml', 'metrics/*.npz', 'py.typed']},
+    package_data={'basicsr': ['data/*.yml', 'metrics/*.npz', 'run/*.html', 'py.typed']},
     python_requires='>=3.11',
     install_requires=(here / 'requirements.txt').read_text().split(),
     extras_require={

@@ -21,6 +21,7 @@ COMMANDS = {
     'cache': 'list or clear the caches of decoded images',
     'explain': 'say what an option file means: options, learning rates, sizes, contradictions',
     'prepare': 'make pairs, low-quality images, sub-images, lists or LMDBs of images',
+    'report': 'show runs in one HTML page: curves, pictures, scores, options, incidents',
     'restore': 'restore images with a trained network',
     'table': 'score checkpoints on test sets, for a paper or a README',
     'export': 'write a trained network for ONNX, ncnn, torch.export or spandrel, and check it',

@@ -23,6 +23,7 @@ from basicsr.run.loaders import build_loaders, create_train_val_dataloader
 from basicsr.run.monitor import Monitor, draw_results
 from basicsr.run.preemption import PreemptionWatch, last_state
 from basicsr.run.program import log_setting, prepare
+from basicsr.run.report_record import refresh_report
 from basicsr.run.resume import load_resume_state, resume
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import init_tb_loggers
@@ -138,6 +139,7 @@ def validate(monitor: Monitor, current_iter: int) -> None:
             save(monitor, current_iter)
         monitor.end_early(current_iter, preempted.signal)
     model.save_best(current_iter)
+    refresh_report(model, current_iter)
 
 
 if __name__ == '__main__':

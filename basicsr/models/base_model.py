@@ -26,7 +26,7 @@ from .optimization import evaluation_weights
 from .preparation import channels_last_is_faster, warn_of_own_step
 from .saving import SavedNetworks
 from .step import Losses, Stepper
-from .validation import SAMPLES, Result, Validation, log_scores
+from .validation import SAMPLES, Result, SetRecord, Validation, log_scores
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class BaseModel(SavedNetworks):
         image_results, group_results: Scores of the last validation, by image and by clip.
         failed_images: Images that failed in the last validation, with the reason, by image name.
         panels: The first images of each set's last validation, (h, w, c) BGR uint8.
+        set_records: What the report shows of each set's last validation.
     """
 
     metric_results: dict[str, float]
@@ -77,6 +78,7 @@ class BaseModel(SavedNetworks):
         self.image_results: dict[str, dict[str, float]] = {}
         self.failed_images: dict[str, str] = {}
         self.panels: list[dict[str, Any]] = []
+        self.set_records: dict[str, SetRecord] = {}
         metrics = (opt.get('val') or {}).get('metrics') or {}
         self.score_image, self.told_undefined = ImageScores(metrics), set()
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from basicsr.data.bad_images import BadItem
 from basicsr.metrics.metric import SetScores, mean_of_groups
 from basicsr.utils.dist_util import gather_lists
-from basicsr.utils.figures import side_by_side
+from basicsr.utils.figures import enlarge, side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
 from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
@@ -33,6 +33,7 @@ from basicsr.utils.text import some
 logger = logging.getLogger(__name__)
 
 SAMPLES = 'samples'  # name of the set of results that a model makes without a batch
+_HARDEST = 3  # images of a set that are kept to be shown
 
 
 @dataclass
@@ -62,7 +63,36 @@ class _Item:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     images: dict[str, np.ndarray] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+    baseline: dict[str, float] = field(default_factory=dict)
     problem: str = ''
+
+
+class _Row(NamedTuple):
+    """What all ranks are told of an image."""
+
+    index: tuple[int, int]
+    group: str
+    name: str
+    scores: dict[str, float]
+    baseline: dict[str, float]
+    problem: str
+
+
+@dataclass
+class SetRecord:
+    """What the report of a run takes from the last validation of a set.
+
+    Attributes:
+        scores: Of each image, by its name and the metric.
+        is_grouped: Whether the first part of a name is the group of the image.
+        hardest: Panels of the images of this rank with the worst scores by the first metric.
+        baseline: Mean scores of LQ enlarged by bicubic, from the first validation of this start.
+    """
+
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    is_grouped: bool = False
+    hardest: list[dict[str, Any]] = field(default_factory=list)
+    baseline: dict[str, float] = field(default_factory=dict)
 
 
 class Validation:
@@ -93,6 +123,8 @@ class Validation:
         metrics = self.options.get('metrics') or {}
         self.set_scores = SetScores(metrics, model.device)
         self.signals: list[int] = []
+        self._is_first = model.is_train and dataset_name not in model.set_records
+        self._hardest: list[tuple[float, dict[str, Any]]] = []
         self._gpu = torch.cuda.current_device() if model.device.type == 'cuda' else None
 
     def run(self, batches: Iterable[Any], tb_logger: Any) -> None:
@@ -110,19 +142,21 @@ class Validation:
         model.panels = [panel for panel in model.panels if panel['set'] != self.name]
         threads = min(4, os.cpu_count() or 1)
         for item in map_in_order(self._finish, self._results(batches), threads):
-            rows.append((item.index, item.group, item.name, item.scores, item.problem))
+            about = item.index, item.group, item.name, item.scores, item.baseline, item.problem
+            rows.append(_Row(*about))
             if item.problem:
                 continue
             self.set_scores.update(item.images)
+            panel = {'set': self.name, 'name': item.name, 'metrics': item.scores, **item.images}
+            self._keep_hard(panel)
             if shown < self.options.get('log_images', 0):
-                about = {'set': self.name, 'name': item.name, 'metrics': item.scores}
-                model.panels.append({**about, **item.images})
+                model.panels.append(panel)
                 shown += 1
         model.noticed_signal()  # lets ranks that have more images stop too
         if signals := gather_lists(self.signals):
             raise Preempted(max(signals))
         self._warn_of_undefined()
-        rows = sorted(gather_lists(rows), key=lambda row: row[0])
+        rows = sorted(gather_lists(rows), key=lambda row: row.index)
         whole = self.set_scores.merged(gather_lists(self.set_scores.parts()))
         self._collect(rows, whole)
         model._log_validation_metric_values(self.iteration, self.name, tb_logger)
@@ -170,7 +204,30 @@ class Validation:
             item.scores = self.model.score_images(item.images, item.name)
         except AssertionError as error:  # images of different shapes
             item.problem = str(error)
+        if self._is_first and item.scores:
+            item.baseline = self._baseline(item)
         return item
+
+    def _baseline(self, item: _Item) -> dict[str, float]:
+        """The scores of LQ enlarged by bicubic; none if it needs no enlargement."""
+        lq, result = item.images.get('lq'), item.images['result']
+        is_smaller = lq is not None and lq.shape[0] < result.shape[0]
+        if lq is None or not is_smaller or lq.shape[2:] != result.shape[2:]:
+            return {}
+        enlarged = enlarge(lq, (result.shape[0], result.shape[1]))
+        return self.model.score_images({**item.images, 'result': enlarged}, item.name)
+
+    def _keep_hard(self, panel: dict[str, Any]) -> None:
+        """Keep the images with the worst scores by the first metric that scores images."""
+        for metric, options in (self.options.get('metrics') or {}).items():
+            score = panel['metrics'].get(metric, math.nan)
+            if math.isfinite(score) and self.model.is_train:
+                goodness = -score if options.get('better') == 'lower' else score
+                self._hardest.append((goodness, panel))
+                self._hardest.sort(key=lambda item: item[0])
+                del self._hardest[_HARDEST:]
+            if metric in panel['metrics']:
+                return
 
     def _file(self, name: str) -> str:
         opt = self.model.opt
@@ -188,11 +245,12 @@ class Validation:
                 self.model.told_undefined.add(metric)
                 logger.warning('%s', text)
 
-    def _collect(self, rows: list[tuple], whole: Mapping[str, float]) -> None:
+    def _collect(self, rows: list[_Row], whole: Mapping[str, float]) -> None:
         """Set the model's scores from those of all ranks."""
-        model, scored = self.model, [row for row in rows if not row[4]]
-        model.image_results = {name: scores for _, _, name, scores, _ in scored}
-        model.failed_images = {name: problem for _, _, name, _, problem in rows if problem}
+        model, scored = self.model, [row for row in rows if not row.problem]
+        model.image_results = {row.name: row.scores for row in scored}
+        model.failed_images = {row.name: row.problem for row in rows if row.problem}
+        self._note(scored)
         model.metric_results, model.group_results = {}, defaultdict(dict)
         metrics = self.options.get('metrics') or {}
         if metrics:
@@ -209,9 +267,25 @@ class Validation:
         if not rows:
             logger.warning('Validation %s: the set is empty.', self.name)
 
-    def _mean(self, metric: str, rows: list[tuple]) -> float | None:
+    def _note(self, rows: list[_Row]) -> None:
+        """Set the model's record of this set."""
+        records = self.model.set_records
+        before = records.get(self.name, SetRecord()).baseline
+        baseline = {}
+        for metric in rows[0].baseline if rows and all(row.baseline for row in rows) else ():
+            scores = [(row.group, row.baseline[metric]) for row in rows]
+            if scores := [(group, score) for group, score in scores if math.isfinite(score)]:
+                baseline[metric] = mean_of_groups(scores)[0]
+        records[self.name] = SetRecord(
+            self.model.image_results,
+            any(row.group for row in rows),
+            [panel for _, panel in self._hardest],
+            baseline or before,
+        )
+
+    def _mean(self, metric: str, rows: list[_Row]) -> float | None:
         """The score of a set; None if no image has one."""
-        given = [(group, scores[metric]) for _, group, _, scores, _ in rows if metric in scores]
+        given = [(row.group, row.scores[metric]) for row in rows if metric in row.scores]
         scores = [(group, score) for group, score in given if not math.isnan(score)]
         if undefined := len(given) - len(scores):
             logger.info(

@@ -33,6 +33,8 @@ from .incidents import Guard
 from .loaders import Loaders, prefetch
 from .option_checks import check_unread
 from .preemption import PreemptionWatch, leave, note_launcher
+from .report import write_report
+from .report_record import baselines_of, names_of_rates
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +211,8 @@ def draw_results(model: Any) -> None:
     folder = Path(model.opt['path']['experiments_root'])
     made = ['models/', 'metrics.jsonl']
     with best_effort('curves.png'):
-        if write_curves(folder / 'curves.png', folder / 'metrics.jsonl'):
+        names, baselines = names_of_rates(model), baselines_of(model)
+        if write_curves(folder / 'curves.png', folder / 'metrics.jsonl', names, baselines):
             made.append('curves.png')
     if model.panels:
         with best_effort('comparison.png'):
@@ -217,6 +220,9 @@ def draw_results(model: Any) -> None:
             made.append('comparison.png')
     with suppress(OSError):
         (folder / 'visualization').rmdir()  # nothing was saved into it
+    with best_effort('report.html'):
+        write_report([folder], folder / 'report.html')
+        made.append('report.html')
     logger.info('Results are in %s: %s', folder, ', '.join(made))
     weights = (folder / f'models/net_g_{name}.pth' for name in ('best', 'latest'))
     if file := next(filter(Path.is_file, weights), None):

@@ -124,8 +124,19 @@ def _caption(scores: Mapping[str, float]) -> str:
     )
 
 
-def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
-    """Draw losses, scores and learning rates of a ``metrics.jsonl``; False if it has none."""
+def write_curves(
+    path: str | Path,
+    metrics_file: str | Path,
+    rates: Sequence[str] = (),
+    baselines: Mapping[str, float] | None = None,
+) -> bool:
+    """Draw losses, scores and learning rates of a ``metrics.jsonl``; False if it has none.
+
+    Args:
+        rates: What the learning rates ``lr``, ``lr_1``, … belong to, such as 'net_g'.
+        baselines: Scores of LQ enlarged by bicubic, by the tag of their metric.
+    """
+    names = {f'lr_{i}' if i else 'lr': name for i, name in enumerate(rates)}
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in read_rows(metrics_file, 'iter'):
         for tag, value in row.items():
@@ -140,7 +151,12 @@ def write_curves(path: str | Path, metrics_file: str | Path) -> bool:
     figure = _figure(5 * len(groups), 3.8)
     axes = figure.subplots(1, len(groups), squeeze=False)[0]
     for axis, (title, tags) in zip(axes, groups.items(), strict=True):
-        _draw_curves(axis, title, {tag: curves[tag] for tag in tags})
+        _draw_curves(axis, title, {names.get(tag, tag): curves[tag] for tag in tags})
+        for number, tag in enumerate(tags):
+            if tag in (baselines or {}):
+                label = f'{tag.split("/")[1]}, bicubic'
+                axis.axhline(baselines[tag], ls='--', lw=1, color=f'C{number}', label=label)
+        axis.legend()
     _write(figure, path)
     return True
 
@@ -152,7 +168,7 @@ def _is_rate(tag: str) -> bool:
 def _draw_curves(axis: Any, title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
     for number, (tag, points) in enumerate(curves.items()):
         iterations, values = (np.array(column) for column in zip(*points, strict=True))
-        name = tag if _is_rate(tag) else tag.split('/')[1]
+        name = tag.split('/')[1] if '/' in tag else tag
         few = len(values) <= 20
         if title == 'loss' and not few:  # single steps are noisy: they stay visible behind
             axis.plot(iterations, values, alpha=0.25, color=f'C{number}')
@@ -167,7 +183,6 @@ def _draw_curves(axis: Any, title: str, curves: Mapping[str, Sequence[tuple[int,
     else:
         axis.yaxis.set_major_formatter('{x:.8g}')
     axis.grid(alpha=0.3)
-    axis.legend()
 
 
 def smoothed(values: np.ndarray, share: float = 0.05) -> np.ndarray:
