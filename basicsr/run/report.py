@@ -98,6 +98,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
     metric_options = tested.get('metric_options') or (options.get('val') or {}).get('metrics') or {}
     baselines = recorded.get('baselines') or {}
     sets = {name: result.get('metrics') or {} for name, result in _sets(tested).items()}
+    about_test = {'network_g': tested.get('network'), 'weights': tested.get('weights')}
     run = {
         'name': folder.resolve().name,
         'folder': printable(str(folder)),
@@ -111,7 +112,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
         'hardest': _hardest(images, metric_options),
         'pictures': recorded.get('pictures') or {},
         'hard_pictures': recorded.get('hardest') or {},
-        'options': options or {'network_g': tested.get('network'), 'weights': tested.get('weights')},
+        'options': options or (about_test if is_test else {}),
         'environment': _environment('\n'.join(filter(None, texts))),
         'incidents': list(_incidents(filter(None, texts)))[-_MOST_INCIDENTS:],
         'notes': notes,

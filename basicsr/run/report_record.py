@@ -57,11 +57,10 @@ def record_validation(model: Any, current_iter: int) -> None:
         'baselines': baselines_of(model),
         'pictures': _pictures(model.panels, before.get('pictures') or {}, current_iter),
         'hardest': {
-            name: [_picture(panel, detailed_part(panel.get('gt', panel['result'])))
-                   for panel in record.hardest]
+            name: [_picture(panel, _detail(panel)) for panel in record.hardest]
             for name, record in model.set_records.items()
         },
-    }  # fmt: skip
+    }
     for record in model.set_records.values():
         record.hardest.clear()  # they are large
     with atomic_path(file, durable=False) as temporary:
@@ -115,9 +114,10 @@ def _pictures(panels: Any, before: Mapping[str, Any], current_iter: int) -> dict
     for panel in panels:
         name = printable(panel['name'])
         old = before.get(panel['set'], {}).get(name, {})
-        box = old.get('box') or detailed_part(panel.get('gt', panel['result']))
+        box = old.get('box') or _detail(panel)
         new = _picture(panel, box)
-        results = {int(i): uri for i, uri in old.get('results', {}).items() if int(i) < current_iter}
+        results = {int(i): uri for i, uri in old.get('results', {}).items()}
+        results = {i: uri for i, uri in results.items() if i < current_iter}
         results[current_iter] = new.pop('result')
         sets.setdefault(panel['set'], {})[name] = {**new, 'results': _thinned(results)}
     return sets
@@ -129,6 +129,10 @@ def _thinned(results: dict[int, str]) -> dict[int, str]:
         return results
     *others, last = results
     return {number: results[number] for number in [*others[::2], last]}
+
+
+def _detail(panel: Mapping[str, Any]) -> tuple[int, int, int]:
+    return detailed_part(panel.get('gt', panel['result']))
 
 
 def _picture(panel: Mapping[str, Any], box: Any) -> dict[str, Any]:
