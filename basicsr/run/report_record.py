@@ -23,7 +23,6 @@ from basicsr.utils.text import printable
 from .report import write_report
 
 MOST_ITERATIONS = 16  # with a picture of each image, evenly spread
-_LOSSLESS = [cv2.IMWRITE_WEBP_QUALITY, 101]  # OpenCV's way to ask for it
 
 
 def refresh_report(model: Any, current_iter: int) -> None:
@@ -124,11 +123,12 @@ def _pictures(panels: Any, before: Mapping[str, Any], current_iter: int) -> dict
 
 
 def _thinned(results: dict[int, str]) -> dict[int, str]:
-    """Without every second one, if there are too many; the first and the last stay."""
-    if len(results) <= MOST_ITERATIONS:
-        return results
-    *others, last = results
-    return {number: results[number] for number in [*others[::2], last]}
+    """Without the one whose neighbours are closest, if there are too many: they stay spread."""
+    numbers = list(results)
+    if len(numbers) > MOST_ITERATIONS:
+        gaps = [after - before for before, after in zip(numbers, numbers[2:], strict=False)]
+        del numbers[1 + gaps.index(min(gaps))]
+    return {number: results[number] for number in numbers}
 
 
 def _detail(panel: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -150,8 +150,9 @@ def _picture(panel: Mapping[str, Any], box: Any) -> dict[str, Any]:
 
 
 def data_uri(image: np.ndarray) -> str:
-    """A uint8 BGR image as the address of a losslessly compressed picture."""
+    """A uint8 BGR image as the address of a PNG picture."""
     image = image if image.ndim == 3 else image[..., None]
     channels = [0, 1, 2] if image.shape[2] >= 3 else [0, 0, 0]
-    encoded = cv2.imencode('.webp', np.ascontiguousarray(image[..., channels]), _LOSSLESS)[1]
-    return f'data:image/webp;base64,{base64.b64encode(encoded).decode()}'
+    # WebP without loss is a fifth smaller, and takes 20 times as long.
+    encoded = cv2.imencode('.png', np.ascontiguousarray(image[..., channels]))[1]
+    return f'data:image/png;base64,{base64.b64encode(encoded).decode()}'
