@@ -20,10 +20,9 @@ from basicsr.models.optimization import evaluation_weights
 from basicsr.run.data_checks import check_run
 from basicsr.run.incidents import with_rollbacks
 from basicsr.run.loaders import build_loaders, create_train_val_dataloader
-from basicsr.run.monitor import Monitor, draw_results
+from basicsr.run.monitor import Monitor, draw_results, refresh_report
 from basicsr.run.preemption import PreemptionWatch, last_state
 from basicsr.run.program import log_setting, prepare
-from basicsr.run.report_record import refresh_report
 from basicsr.run.resume import load_resume_state, resume
 from basicsr.utils.dist_util import barrier
 from basicsr.utils.logger import init_tb_loggers

@@ -34,7 +34,7 @@ from .loaders import Loaders, prefetch
 from .option_checks import check_unread
 from .preemption import PreemptionWatch, leave, note_launcher
 from .report import write_report
-from .report_record import baselines_of, names_of_rates
+from .report_record import baselines_of, names_of_rates, record_validation
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +202,16 @@ def _start_run(model: Any, start_iter: int) -> ScalarWriter:
     log_file = Path(path['log']) / f'train_{opt["name"]}_{get_time_str()}.log'
     get_root_logger(log_file=log_file).info('Experiment folder: %s', path['experiments_root'])
     return init_tb_loggers(opt, start_iter)
+
+
+def refresh_report(model: Any, current_iter: int) -> None:
+    """Keep what the report takes from the last validation, and write its page anew."""
+    if model.opt['rank'] > 0:
+        return
+    folder = Path(model.opt['path']['experiments_root'])
+    with best_effort('report.html'):
+        record_validation(model, current_iter)
+        write_report([folder], folder / 'report.html')
 
 
 def draw_results(model: Any) -> None:

@@ -3,6 +3,7 @@
 The page opens without a server or a network: its data are JSON inside it, drawn by its own script.
 """
 
+import glob
 import json
 import re
 import time
@@ -15,16 +16,19 @@ import numpy as np
 
 from basicsr.utils.errors import UserError
 from basicsr.utils.figures import smoothed
+from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.text import printable
 from basicsr.version import __version__
 
+from .report_record import picture
 from .report_statistics import compare
 
 _MOST_POINTS = 1000  # of a curve; scores are never thinned
 _MOST_INCIDENTS = 200
-_HARDEST = 8  # in the table, by set and metric
+_HARDEST = 8  # in the table of a set
+_PICTURED = 3  # of them, of a test
 _LOG_LINE = re.compile(r'([\d-]{10} [\d:]{8}),\d+ (\w+): (.*)')
 # Options that say where a run is, not what it is.
 _PLACES = re.compile(
@@ -117,6 +121,10 @@ def _read_run(folder: Path) -> dict[str, Any]:
         'incidents': list(_incidents(filter(None, texts)))[-_MOST_INCIDENTS:],
         'notes': notes,
     }
+    for name, hardest in run['hardest'].items() if is_test else ():
+        written = folder / 'visualization' / name
+        pictures = [_read(written, notes, _picture_of(image['name'])) for image in hardest]
+        run['hard_pictures'][name] = [p for p in pictures if p][:_PICTURED]
     run['incidents'] += _unreadable_images(folder, notes)
     if not scores and not is_test:
         notes.append('scores.jsonl is not there: no scores of single images, no comparison.')
@@ -244,6 +252,18 @@ def _hardest(images: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str,
         given.sort(key=lambda item: sign * item[1][metric])
         hardest[name] = [{'name': printable(i), 'scores': s} for i, s in given[:_HARDEST]]
     return hardest
+
+
+def _picture_of(name: str) -> Callable[[Path], dict[str, Any] | None]:
+    """A function from the folder of a test's images to the picture of one that was written."""
+
+    def read(folder: Path) -> dict[str, Any] | None:
+        for file in sorted(folder.glob(f'{glob.escape(name)}_*.png')):
+            image = cv2.imdecode(np.frombuffer(file.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+            return None if image is None else picture({'name': name, 'result': image})
+        return None
+
+    return read
 
 
 # options, environment, incidents

@@ -17,25 +17,10 @@ import numpy as np
 from basicsr.utils.figures import detailed_part
 from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
-from basicsr.utils.misc import atomic_path, best_effort
+from basicsr.utils.misc import atomic_path
 from basicsr.utils.text import printable
 
-from .report import write_report
-
 MOST_ITERATIONS = 16  # with a picture of each image, evenly spread
-
-
-def refresh_report(model: Any, current_iter: int) -> None:
-    """Keep what the last validation has given, and write ``report.html`` anew.
-
-    A failure is only a warning.
-    """
-    if model.opt['rank'] > 0:
-        return
-    folder = Path(model.opt['path']['experiments_root'])
-    with best_effort('report.html'):
-        record_validation(model, current_iter)
-        write_report([folder], folder / 'report.html')
 
 
 def record_validation(model: Any, current_iter: int) -> None:
@@ -56,7 +41,7 @@ def record_validation(model: Any, current_iter: int) -> None:
         'baselines': baselines_of(model),
         'pictures': _pictures(model.panels, before.get('pictures') or {}, current_iter),
         'hardest': {
-            name: [_picture(panel, _detail(panel)) for panel in record.hardest]
+            name: [picture(panel) for panel in record.hardest]
             for name, record in model.set_records.items()
         },
     }
@@ -113,8 +98,7 @@ def _pictures(panels: Any, before: Mapping[str, Any], current_iter: int) -> dict
     for panel in panels:
         name = printable(panel['name'])
         old = before.get(panel['set'], {}).get(name, {})
-        box = old.get('box') or _detail(panel)
-        new = _picture(panel, box)
+        new = picture(panel, old.get('box'))
         results = {int(i): uri for i, uri in old.get('results', {}).items()}
         results = {i: uri for i, uri in results.items() if i < current_iter}
         results[current_iter] = new.pop('result')
@@ -131,13 +115,13 @@ def _thinned(results: dict[int, str]) -> dict[int, str]:
     return {number: results[number] for number in numbers}
 
 
-def _detail(panel: Mapping[str, Any]) -> tuple[int, int, int]:
-    return detailed_part(panel.get('gt', panel['result']))
+def picture(panel: Mapping[str, Any], box: Any = None) -> dict[str, Any]:
+    """The part of LQ (nearest neighbour), result and GT in a box, as data URIs.
 
-
-def _picture(panel: Mapping[str, Any], box: Any) -> dict[str, Any]:
-    """The part of LQ (nearest neighbour), result and GT in a box, as data URIs."""
-    top, left, side = box
+    Args:
+        box: Top, left and side; by default the most detailed part.
+    """
+    top, left, side = box = box or detailed_part(panel.get('gt', panel['result']))
     height, width = panel['result'].shape[:2]
     parts: dict[str, Any] = {'name': printable(panel['name']), 'box': list(box)}
     for key in ('lq', 'result', 'gt'):
@@ -145,12 +129,11 @@ def _picture(panel: Mapping[str, Any], box: Any) -> dict[str, Any]:
             image = panel[key]
             if image.shape[:2] != (height, width):
                 image = cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
-            parts[key] = data_uri(image[top : top + side, left : left + side])
+            parts[key] = _data_uri(image[top : top + side, left : left + side])
     return parts
 
 
-def data_uri(image: np.ndarray) -> str:
-    """A uint8 BGR image as the address of a PNG picture."""
+def _data_uri(image: np.ndarray) -> str:
     image = image if image.ndim == 3 else image[..., None]
     channels = [0, 1, 2] if image.shape[2] >= 3 else [0, 0, 0]
     # WebP without loss is a fifth smaller, and takes 20 times as long.

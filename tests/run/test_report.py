@@ -5,15 +5,17 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 from golden import recipe
 
 from basicsr.models.validation import SetRecord
-from basicsr.run import report_record
+from basicsr.run import monitor
 from basicsr.run.report import find_runs, write_report
-from basicsr.run.report_record import MOST_ITERATIONS, data_uri, record_validation
+from basicsr.run.report_record import MOST_ITERATIONS, names_of_rates, picture, record_validation
 from basicsr.run.report_statistics import compare, paired_bootstrap
 
 METRICS = {
@@ -71,7 +73,7 @@ def make_run(tmp_path):
         (folder / 'train_x.log').write_text(LOG)
         row = {'iter': 30, 'set': 'Set14', 'grouped': False, 'images': images}
         (folder / 'scores.jsonl').write_text(json.dumps(row) + '\n')
-        picture = data_uri(recipe.det_image('x', 8, 8, 3))
+        image = picture({'name': '00', 'result': recipe.det_image('x', 8, 8, 3)})['result']
         content = {
             'options': {
                 'name': name,
@@ -81,8 +83,8 @@ def make_run(tmp_path):
             'rates': ['net_g'],
             'baselines': {'metrics/Set14/psnr': 27.0},
             'pictures': {'Set14': {'</script><b>': {
-                'lq': picture, 'gt': picture, 'results': {'15': picture, '30': picture}}}},
-            'hardest': {'Set14': [{'name': '00', 'result': picture}]},
+                'lq': image, 'gt': image, 'results': {'15': image, '30': image}}}},
+            'hardest': {'Set14': [{'name': '00', 'result': image}]},
         }  # fmt: skip
         (folder / 'report.json').write_text(json.dumps(content))
         return folder
@@ -220,9 +222,13 @@ def test_a_test_is_a_run_too(tmp_path, write):
     sets = {'Set5': {'metrics': {'psnr': 30.0}, 'images': scores_of(3), 'failed': {}}}
     content = {'name': 't', 'metric_options': METRICS, 'network': {'type': 'EDSR'}, 'sets': sets}
     (folder / 'results.json').write_text(json.dumps(content))
+    written = folder / 'visualization/Set5'
+    written.mkdir(parents=True)
+    cv2.imwrite(str(written / '01_t.png'), recipe.det_image('x', 16, 16, 3))
     assert find_runs(['t'], tmp_path) == [folder]
     (run,) = write(folder).data['runs']
     assert (run['figures']['Set5/psnr']['best'], run['notes']) == (30.0, [])
+    assert [image['name'] for image in run['hard_pictures']['Set5']] == ['01']
     with pytest.raises(ValueError, match='nothing is not a run'):
         find_runs(['nothing'], tmp_path)
 
@@ -251,8 +257,8 @@ def test_a_repeated_validation_replaces_what_was_recorded_later(tmp_path):
         (10, {'one': {'psnr': 30.0}}),
         (20, {'one': {'psnr': 40.0}}),
     ]
-    picture = json.loads((tmp_path / 'report.json').read_text())['pictures']['s']['one']
-    assert list(picture['results']) == ['10', '20']
+    kept = json.loads((tmp_path / 'report.json').read_text())['pictures']['s']['one']
+    assert list(kept['results']) == ['10', '20']
     assert model.set_records['s'].hardest == []
 
 
@@ -260,19 +266,27 @@ def test_pictures_of_a_long_run_are_few_and_from_all_of_it(tmp_path):
     model = Model(tmp_path)
     for iteration in range(1, 61):
         record_validation(model.validated(1), iteration)
-    picture = json.loads((tmp_path / 'report.json').read_text())['pictures']['s']['one']
-    kept = [int(number) for number in picture['results']]
+    content = json.loads((tmp_path / 'report.json').read_text())
+    kept = [int(number) for number in content['pictures']['s']['one']['results']]
     assert len(kept) <= MOST_ITERATIONS
     assert (kept[0], kept[-1]) == (1, 60)
     assert max(np.diff(kept)) <= 8
+
+
+def test_learning_rates_are_named_by_network(tmp_path):
+    model = Model(tmp_path)
+    model.optimizer_g = SimpleNamespace(param_groups=[{}])
+    model.optimizer_d = SimpleNamespace(param_groups=[{}, {}])
+    model.optimizers = [model.optimizer_g, model.optimizer_d]
+    assert names_of_rates(model) == ['net_g', 'net_d, group 0', 'net_d, group 1']
 
 
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError('the disk is full')
 
-    monkeypatch.setattr(report_record, 'write_report', fail)
-    report_record.refresh_report(Model(tmp_path).validated(1), 10)
+    monkeypatch.setattr(monitor, 'write_report', fail)
+    monitor.refresh_report(Model(tmp_path).validated(1), 10)
     assert 'report.html could not be made: OSError: the disk is full' in caplog.text
 
 
@@ -290,7 +304,7 @@ def test_a_training_records_scores_pictures_and_the_baseline(run, train_opt):
     assert 10 < data['figures']['val/psnr']['baseline'] < 60
     assert {len(image['results']) for image in data['pictures']['val'].values()} == {2}
     hardest = [image['name'] for image in data['hardest']['val']]
-    assert [picture['name'] for picture in data['hard_pictures']['val']] == hardest
+    assert [image['name'] for image in data['hard_pictures']['val']] == hardest
     assert set(data['hard_pictures']['val'][0]) == {'name', 'box', 'lq', 'result', 'gt'}
 
 

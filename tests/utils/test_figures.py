@@ -182,6 +182,17 @@ def test_curves_are_drawn_by_kind(metrics_file, drawn):
     assert {axis.get_xlabel() for axis in axes} == {'iteration'}
 
 
+def test_rates_are_named_by_network_and_bicubic_has_a_line(metrics_file, drawn):
+    rows = [{'iter': 1, 'lr': 1e-3, 'lr_1': 2e-3, 'metrics/Set5/psnr': 30.0}]
+    file = metrics_file(rows)
+    write_curves('x.png', file, ['net_g', 'net_d'], {'metrics/Set5/psnr': 28.5})
+    psnr, rates = drawn[0].axes
+    assert [line.get_label() for line in rates.lines] == ['net_g', 'net_d']
+    assert [text.get_text() for text in rates.get_legend().get_texts()] == ['net_g', 'net_d']
+    assert [line.get_label() for line in psnr.lines] == ['Set5', 'Set5, bicubic']
+    assert list(psnr.lines[1].get_ydata()) == [28.5, 28.5]
+
+
 def test_many_losses_are_smoothed_with_the_single_ones_behind(metrics_file, drawn):
     losses = [1.0 + 0.5 * (-1) ** i for i in range(100)]
     write_curves(
