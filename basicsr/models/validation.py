@@ -221,7 +221,7 @@ class Validation:
         """Keep the images with the worst scores by the first metric that scores images."""
         for metric, options in (self.options.get('metrics') or {}).items():
             score = panel['metrics'].get(metric, math.nan)
-            if math.isfinite(score) and self.model.is_train:
+            if math.isfinite(score) and self.model.is_train and self.rank == 0:
                 goodness = -score if options.get('better') == 'lower' else score
                 self._hardest.append((goodness, panel))
                 self._hardest.sort(key=lambda item: item[0])

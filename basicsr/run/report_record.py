@@ -32,8 +32,8 @@ def record_validation(model: Any, current_iter: int) -> None:
     _write_scores(folder / 'scores.jsonl', model.set_records, current_iter)
     file = folder / 'report.json'
     before: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # there is none yet, or it is damaged
-        before = json.loads(file.read_bytes())
+    with suppress(OSError, ValueError, TypeError):  # there is none yet, or it is damaged
+        before = dict(json.loads(file.read_bytes()))
     content = {
         'iter': current_iter,
         'options': model.opt,
@@ -119,10 +119,12 @@ def picture(panel: Mapping[str, Any], box: Any = None) -> dict[str, Any]:
     """The part of LQ (nearest neighbour), result and GT in a box, as data URIs.
 
     Args:
-        box: Top, left and side; by default the most detailed part.
+        box: Top, left and side; by default, or if it does not fit, the most detailed part.
     """
-    top, left, side = box = box or detailed_part(panel.get('gt', panel['result']))
     height, width = panel['result'].shape[:2]
+    if not box or box[0] + box[2] > height or box[1] + box[2] > width:
+        box = detailed_part(panel.get('gt', panel['result']))
+    top, left, side = box
     parts: dict[str, Any] = {'name': printable(panel['name']), 'box': list(box)}
     for key in ('lq', 'result', 'gt'):
         if key in panel:

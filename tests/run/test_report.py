@@ -308,17 +308,27 @@ def test_a_training_records_scores_pictures_and_the_baseline(run, train_opt):
     assert set(data['hard_pictures']['val'][0]) == {'name', 'box', 'lq', 'result', 'gt'}
 
 
+# What a reader does: the first iteration, a zoom at the middle of the first picture.
+GESTURES = """<script>
+const slider = document.querySelector('input[type=range]')
+slider.value = 0
+slider.dispatchEvent(new Event('input'))
+const img = document.querySelector('.frame img'), box = img.parentElement.getBoundingClientRect()
+img.dispatchEvent(new WheelEvent('wheel', { deltaY: -300 * Math.log(2), bubbles: true,
+  clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 }))
+</script></body>"""
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome') or shutil.which('chrome')
 
 
 @pytest.mark.skipif(BROWSER is None, reason='needs chromium or google-chrome')
 def test_a_browser_draws_the_page_without_an_error(make_run, write, tmp_path):
     runs = [make_run('a', scores_of(14)), make_run('b', scores_of(14, 0.03), lr=2e-3)]
-    write(*runs)
+    page, file = write(*runs), tmp_path / 'page.html'
+    file.write_text(page.text.replace('</body>', GESTURES))
     flags = ['--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr']
     flags += [f'--user-data-dir={tmp_path / "profile"}', '--virtual-time-budget=2000']
     shown = subprocess.run(
-        [BROWSER, *flags, '--dump-dom', (tmp_path / 'page.html').as_uri()],
+        [BROWSER, *flags, '--dump-dom', file.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,
@@ -332,4 +342,9 @@ def test_a_browser_draws_the_page_without_an_error(make_run, write, tmp_path):
     assert body.count('class="baseline"') == 1
     assert '+0.03 dB' in body and 'significantly better' in body
     assert '&lt;/script&gt;&lt;b&gt;' in body
+    captions = re.findall(r'</span>([^<]+)</figcaption>', body)
+    assert captions == ['a, iteration 15', 'b, iteration 15']
+    zoomed = re.findall(r'translate\(-([\d.]+)%, -([\d.]+)%\) scale\(([\d.]+)\)', body)
+    assert len(zoomed) == 4 and len(set(zoomed)) == 1  # LQ, two results, GT
+    assert [float(number) for number in zoomed[0]] == pytest.approx([50, 50, 2], abs=0.1)
     assert 'NaN' not in body and '[object' not in body
