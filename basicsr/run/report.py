@@ -20,7 +20,6 @@ from basicsr.utils.img_util import cv2
 from basicsr.utils.logger import read_rows
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.text import printable
-from basicsr.version import __version__
 
 from .report_record import picture
 from .report_statistics import compare
@@ -47,7 +46,6 @@ def write_report(folders: Sequence[str | Path], file: str | Path) -> None:
     runs = [_read_run(Path(folder)) for folder in folders]
     content = {
         'made': time.strftime('%Y-%m-%d %H:%M'),
-        'version': __version__,
         'compared': [row for run in runs[1:] for row in compare(runs[0], run)],
         'options': _options_table([run.pop('options') for run in runs]),
         'runs': runs,
