@@ -17,7 +17,7 @@ import numpy as np
 from basicsr.utils.errors import UserError
 from basicsr.utils.figures import smoothed
 from basicsr.utils.img_util import cv2
-from basicsr.utils.logger import read_rows
+from basicsr.utils.json_lines import read_rows
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.text import printable
 
