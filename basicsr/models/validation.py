@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from basicsr.data.bad_images import BadItem
-from basicsr.metrics.metric import SetScores, mean_of_groups
+from basicsr.metrics.metric import ImageScores, SetScores, mean_of_groups
 from basicsr.utils.dist_util import gather_lists
 from basicsr.utils.figures import enlarge, side_by_side
 from basicsr.utils.img_util import imwrite, tensor2img
@@ -27,6 +27,7 @@ from basicsr.utils.misc import best_effort
 from basicsr.utils.parallel import map_in_order
 from basicsr.utils.progress import Preempted, note
 from basicsr.utils.progress_bar import progress_bar
+from basicsr.utils.registry import METRIC_REGISTRY
 from basicsr.utils.scalar_writers import ScalarWriter
 from basicsr.utils.text import some
 
@@ -124,6 +125,9 @@ class Validation:
         self.set_scores = SetScores(metrics, model.device)
         self.signals: list[int] = []
         self._is_first = model.is_train and dataset_name not in model.set_records
+        # Not by metrics of users: they may be slow, or remember what they are called with.
+        ours = {k: v for k, v in metrics.items() if not METRIC_REGISTRY.is_users(v['type'])}
+        self._score_baseline = ImageScores(ours)
         self._hardest: list[tuple[float, dict[str, Any]]] = []
         self._gpu = torch.cuda.current_device() if model.device.type == 'cuda' else None
 
@@ -215,7 +219,7 @@ class Validation:
         if lq is None or not is_smaller or lq.shape[2:] != result.shape[2:]:
             return {}
         enlarged = enlarge(lq, (result.shape[0], result.shape[1]))
-        return self.model.score_images({**item.images, 'result': enlarged}, item.name)
+        return self._score_baseline({**item.images, 'result': enlarged}, item.name)
 
     def _keep_hard(self, panel: dict[str, Any]) -> None:
         """Keep the images with the worst scores by the first metric that scores images."""

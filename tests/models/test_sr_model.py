@@ -160,6 +160,7 @@ def test_a_validation_set_without_gt_skips_what_compares_with_it(run, train_opt,
 def test_best_scores_are_kept_by_direction_and_over_a_resume(run, train_opt, monkeypatch):
     values = iter([5.0, 7.0, 6.0, 7.0, 1.0, 1.0])
     monkeypatch.setattr('basicsr.metrics.metric.defined_score', lambda *_: next(values))
+    monkeypatch.setattr('basicsr.models.validation.Validation._baseline', lambda *_: {})
     opt = train_opt(val__val_freq=1, train__total_iter=2, logger__save_checkpoint_freq=1)
     opt['datasets']['val']['meta_info_file'] = 'one.txt'
     error = {'type': 'calculate_psnr', 'crop_border': 0, 'better': 'lower'}
