@@ -44,7 +44,7 @@ def as_test(opt: dict, option_file: str, root: str | Path, weights: str | None) 
         ValueError: ``weights`` is given, and the file is not that of a training.
     """
     train, sets = opt.get('train'), opt.get('datasets')
-    if not isinstance(train, dict) or not isinstance(sets, dict):
+    if not (isinstance(train, dict) and isinstance(sets, dict) and 'train' in sets):
         if weights:
             raise UserError(
                 f'--weights selects weights of a training, but {option_file} describes a test: set '
