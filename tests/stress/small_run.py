@@ -101,9 +101,12 @@ def result(folder):
     """What a run ends with: every tensor and number of its last files."""
     from basicsr.utils.checkpoint import load_checkpoint
 
-    (network,) = (Path(folder) / 'models').glob('net_g_latest.*')
+    networks = {
+        file.suffix: load_checkpoint(file)
+        for file in (Path(folder) / 'models').glob('net_g_latest.*')
+    }
     state = load_checkpoint(Path(folder) / 'training_states/6.state')
-    return {'network': load_checkpoint(network), 'state': state}
+    return {'networks': networks, 'state': state}
 
 
 def same(folder, expected):
