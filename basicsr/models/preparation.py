@@ -53,9 +53,18 @@ def compile_if_asked(module: nn.Module, train_opt: Mapping[str, Any]) -> None:
         ) from error
 
 
-def use_channels_last(net: nn.Module) -> None:
-    """Store the weights of convolutions as (out, height, width, in), in place."""
-    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+def use_channels_last(net: nn.Module, layout: torch.memory_format = torch.channels_last) -> None:
+    """Store the weights of convolutions as (out, height, width, in), in place.
+
+    Buffers stay as they are: PyTorch cannot broadcast a single one of shape (1, c, 1, 1) with other
+    strides, as DistributedDataParallel does before each step.
+
+    Args:
+        layout: ``contiguous_format`` restores (out, in, height, width).
+    """
+    for parameter in net.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
 
 
 def channels_last_is_faster(
@@ -77,13 +86,13 @@ def channels_last_is_faster(
     with torch.random.fork_rng(devices):
         for _ in range(_TRIALS):  # alternate, so that other load affects both
             for layout in layouts:
-                net.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+                use_channels_last(net, layout)
                 arguments = [_in_layout(value, layout) for value in inputs]
                 _pass_through(net, arguments, autocast)  # warm-up: chooses kernels, allocates
                 begin = time.perf_counter()
                 _pass_through(net, arguments, autocast)
                 seconds[layout].append(time.perf_counter() - begin)
-    net.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+    use_channels_last(net, torch.contiguous_format)
     net.zero_grad()
     for buffer, before in zip(net.buffers(), buffers, strict=True):
         buffer.copy_(before)

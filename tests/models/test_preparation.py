@@ -6,9 +6,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.distributed as dist
 from blind import adversarial, blind
 from runs import checkpoint, differences, rows
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from basicsr.archs import build_network
 from basicsr.models import build_model, preparation
@@ -105,6 +107,22 @@ def test_channels_last_changes_the_layout_and_no_key():
     net = prepare_for_training(network(), {'channels_last': True}, False)
     assert net.conv_first.weight.is_contiguous(memory_format=torch.channels_last)
     assert net.state_dict().keys() == network().state_dict().keys()
+
+
+def test_a_single_buffer_is_shared_over_processes_in_every_layout():
+    """As DistributedDataParallel shares them; PyTorch refuses (1, c, 1, 1) with other strides."""
+    options = {'num_in_ch': 3, 'num_out_ch': 3, 'num_feat': 4, 'num_block': 1}
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for layout in (True, 'auto'):
+            net = build_network({'type': 'EDSR', **options})
+            net = prepare_for_training(net, {'channels_last': layout}, True)
+            if layout == 'auto':
+                channels_last_is_faster(net, [torch.rand(1, 3, 8, 8)], nullcontext())
+            wrapped = DistributedDataParallel(net)
+            assert wrapped(torch.rand(1, 3, 4, 4)).shape == (1, 3, 16, 16)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_frozen_norms_keep_statistics_and_weights_while_the_rest_is_trained():
