@@ -159,7 +159,7 @@ class SetScores:
     def __init__(self, metrics: Mapping[str, Mapping[str, Any]], device: torch.device):
         self._device = device
         self.metrics: dict[str, Any] = {}
-        self._count = 0
+        self._updated: set[str] = set()
         for name, options in metrics.items():
             if is_set_metric(options):
                 arguments = {k: v for k, v in options.items() if k not in ('type', 'better')}
@@ -172,8 +172,7 @@ class SetScores:
 
     def update(self, images: Mapping[str, np.ndarray]) -> None:
         """Add an image, in the format of ``ImageScores``."""
-        self._count += 1
-        for metric in self.metrics.values():
+        for name, metric in self.metrics.items():
             tensors = [_tensor(images['result'])]
             if needs_reference(type(metric)):
                 if 'gt' not in images:
@@ -181,13 +180,14 @@ class SetScores:
                 tensors.append(_tensor(images['gt']))
             on_device = isinstance(metric, nn.Module)
             metric.update(*(x.to(self._device) if on_device else x for x in tensors))
+            self._updated.add(name)
 
     def parts(self) -> list[dict[str, Any]]:
-        """The metrics of this rank, as input of ``merged``."""
+        """The metrics of this rank that were given images, as input of ``merged``."""
         for metric in self.metrics.values():
             if isinstance(metric, nn.Module):
                 metric.cpu()
-        return [self.metrics] if self.metrics else []
+        return [{name: m for name, m in self.metrics.items() if name in self._updated}]
 
     @staticmethod
     def merged(parts: Iterable[dict[str, Any]]) -> dict[str, float]:

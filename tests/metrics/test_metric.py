@@ -76,9 +76,22 @@ def test_images_come_as_rgb_tensors_in_0_to_1():
     assert seen[0][0, :, 0, 0].tolist() == [0, 0, 1]
 
 
+def test_a_set_metric_without_images_has_no_score():
+    """Computing a mean of none would divide by 0; nor do ranks without images take part."""
+    metrics = {'psnr': {'type': PSNR, 'data_range': 1.0}, 'most': {'type': 'Largest'}}
+    scores = SetScores(metrics, CPU)
+    assert SetScores.merged(scores.parts()) == {}
+    scores.update({'result': images(0)['result']})
+    merged = SetScores.merged([*SetScores(metrics, CPU).parts(), *scores.parts()])
+    assert list(merged) == ['most']
+
+
 def test_a_class_that_cannot_be_merged_is_refused_where_there_are_several_ranks(monkeypatch):
     monkeypatch.delattr(Largest, 'merge')
-    parts = [part for _ in range(2) for part in SetScores({'a': {'type': 'Largest'}}, CPU).parts()]
+    ranks = [SetScores({'a': {'type': 'Largest'}}, CPU) for _ in range(2)]
+    for scores in ranks:
+        scores.update(images(0))
+    parts = [part for scores in ranks for part in scores.parts()]
     with pytest.raises(ValueError, match=r'val\.metrics\.a: Largest has no merge\(other\)'):
         SetScores.merged(parts)
 
