@@ -15,6 +15,7 @@ from runs import checkpoint, differences, rows
 
 import basicsr
 from basicsr import cli
+from basicsr.archs import build_network
 from basicsr.models.sr_model import SRModel
 from basicsr.run import watchdog
 from basicsr.run.program import message_for_users
@@ -371,6 +372,26 @@ def test_without_a_home_the_cache_command_asks_for_a_folder(no_home, monkeypatch
     with pytest.raises(SystemExit, match='2'):
         cli.main()
     assert 'error: there is no home folder: set HOME' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('flag', 'value', 'status', 'message'),
+    [
+        ('--suffix', '../x', 2, "--suffix must be part of a file name, got '../x'"),
+        ('--device', 'foo', 1, '--device foo cannot be used: '),
+        ('--device', 'cuda:77', 1, '--device cuda:77 cannot be used: '),
+    ],
+)
+def test_flags_of_restore_are_refused_in_a_message(command, tmp_path, flag, value, status, message):
+    net = build_network({'type': 'SRVGGNetCompact', 'num_feat': 4, 'num_conv': 1, 'upscale': 2})
+    torch.save({'params': net.state_dict()}, tmp_path / 'net.pth')
+    network = '{type: SRVGGNetCompact, num_feat: 4, num_conv: 1, upscale: 2}'
+    (tmp_path / 'o.yml').write_text(f'network_g: {network}\n')
+    flags = ('-i', tmp_path, '-o', 'out', '-m', 'net.pth', '--opt', 'o.yml')
+    found, _, err = command('restore', *flags, flag, value)
+    assert found == status
+    assert message in err
+    assert not (tmp_path / 'out').exists()
 
 
 BROKEN_METRIC = """

@@ -32,16 +32,24 @@ def main(args: argparse.Namespace) -> None:
     if args.tile is not None and args.tile < 0:
         args.parser.error(f'--tile must be a number of pixels, got {args.tile}.')
     from basicsr.run.program import run
+    from basicsr.utils.option_schema import is_plain_name
 
+    if not is_plain_name(f'image{args.suffix}'):
+        args.parser.error(f'--suffix must be part of a file name, got {args.suffix!r}.')
     run(lambda _: sys.stdout.write(f'{_restore(args)}\n'), Path.cwd())
 
 
 def _restore(args: argparse.Namespace) -> str:
     """Restore what the flags name; returns what was done."""
     from basicsr.models.restore_files import find_network, network_of_options, restore_files
+    from basicsr.utils.errors import UserError
 
     net = find_network(args.model, network_of_options(args.opt) if args.opt else None, args.key)
-    net = net.to(args.device) if args.device else net
+    if args.device:
+        try:
+            net = net.to(args.device)
+        except (AssertionError, RuntimeError) as error:  # no such device, or no such kind
+            raise UserError(f'--device {args.device} cannot be used: {error}') from error
     if args.half:
         if next(net.parameters()).device.type == 'cpu':
             args.parser.error('--half needs a GPU: on a CPU, 16 bits are slower.')
