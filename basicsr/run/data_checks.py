@@ -51,7 +51,7 @@ def check_run(model: Any, loaders: Any) -> None:
 
 
 def try_schedules(model: Any) -> None:
-    """Step every schedule at the start, around its milestones and at the end of the run.
+    """Step every schedule at the start, around its milestones and restarts, and at the end.
 
     Raises:
         ValueError: It fails, as it would otherwise do after days of training.
@@ -61,7 +61,8 @@ def try_schedules(model: Any) -> None:
         groups = scheduler.optimizer.param_groups
         before = [{k: v for k, v in group.items() if k != 'params'} for group in groups]
         state = deepcopy(scheduler.state_dict())
-        marks = state.get('milestones') or state.get('_milestones') or ()
+        keys = 'milestones', '_milestones', 'restarts', 'cumulative_period'
+        marks = [mark for key in keys for mark in state.get(key, ())]
         points = {1, 2, 3, total_iter - 1, *(int(m) + i for m in marks for i in (0, 1))}
         can_jump = 'last_epoch' in state  # the parts of a ChainedScheduler count by themselves
         try:
