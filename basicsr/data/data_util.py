@@ -1,6 +1,7 @@
 """Find, pair and read images in folders, LMDBs, lists (meta-info files) and clips."""
 
 import logging
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -286,13 +287,22 @@ def check_image_options(opt: dict) -> None:
     """Reject options of an image dataset that cannot be combined.
 
     Raises:
-        ValueError: ``color`` is unknown, only one of ``mean`` and ``std`` is given, or there is a
-            ``meta_info``, which only the Real-ESRGAN datasets read.
+        ValueError: ``color`` is unknown, ``mean`` and ``std`` are not numbers for each channel, or
+            there is a ``meta_info``, which only the Real-ESRGAN datasets read.
     """
     if opt.get('color') not in (None, 'gray', 'y'):
         raise UserError(f"color is '{opt['color']}'; choose 'y', 'gray' or leave it out.")
     if (opt.get('mean') is None) != (opt.get('std') is None):
         raise UserError('mean and std go together; give both or neither.')
+    channels = 3 if opt.get('color') is None else 1
+    for key in ('mean', 'std') if opt.get('mean') is not None else ():
+        numbers = opt[key] if isinstance(opt[key], list | tuple) else []
+        is_finite = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+        if len(numbers) not in (1, channels) or not is_finite or (key == 'std' and 0 in numbers):
+            raise UserError(
+                f'{key} must be a list of {channels} numbers'
+                f'{", none of them 0" if key == "std" else ""}, got {opt[key]!r}.'
+            )
     for key in ('dataroot_gt', 'dataroot_lq'):
         roots = opt.get(key, '.')
         for root in roots if isinstance(roots, list) else [roots]:

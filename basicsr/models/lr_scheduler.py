@@ -152,8 +152,10 @@ def scheduler_problems(options: Mapping[str, Any]) -> list[str]:
     given = [key for key in options if key != 'type']
     problems = argument_problems(known[name], given, ('optimizer',))
     problems += [f'{key} {problem}' for key, problem in wrong_kinds(known[name], options)]
-    inner = options.get('schedulers')
-    if name in _OF_SCHEDULERS and isinstance(inner, list):
+    if name in _OF_SCHEDULERS and 'schedulers' in options:
+        inner = options['schedulers']
+        if not (isinstance(inner, list) and inner and all(isinstance(p, Mapping) for p in inner)):
+            return [*problems, f'schedulers must be a list of sections with a type, got {inner!r}.']
         problems += [problem for part in inner for problem in scheduler_problems(part)]
     return problems
 

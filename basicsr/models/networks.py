@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from basicsr.archs import build_network
 from basicsr.utils.dist_util import master_only
 from basicsr.utils.errors import MissingKeyError, UserError
+from basicsr.utils.option_section import place_of
 
 from . import state
 from .averaging import (
@@ -188,9 +189,11 @@ class Networks:
         path = self.opt['path']
         file, strict = path.get(f'pretrain_network_{label}'), path.get(f'strict_load_{label}', True)
         if file is not None and not isinstance(file, str | Path):
-            raise UserError(f'path.pretrain_network_{label} must be the name of a file: {file!r}')
+            where = place_of(path, f'pretrain_network_{label}')
+            raise UserError(f'{where} must be the name of a file: {file!r}')
         if not isinstance(strict, bool):
-            raise UserError(f'path.strict_load_{label} must be true or false: {strict!r}')
+            where = place_of(path, f'strict_load_{label}')
+            raise UserError(f'{where} must be true or false: {strict!r}')
         if file is not None:
             self.load_network(net, file, strict, param_key)
 

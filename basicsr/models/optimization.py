@@ -187,6 +187,12 @@ def optimizer_problems(options: Mapping[str, Any]) -> list[str]:
     problems = argument_problems(optimizer_class, described, ('params',))
     others = {key: value for key, value in described.items() if key != 'lr'}
     problems += [f'{key} {problem}' for key, problem in wrong_kinds(optimizer_class, others)]
+    if not isinstance(options.get('decay_norms'), bool | None):
+        problems.append(f'decay_norms must be true or false, got {options["decay_norms"]!r}.')
+    try:
+        _check_groups([] if options.get('groups') is None else options['groups'])
+    except UserError as error:
+        problems.append(str(error))
     parts = [options, *(part for part in _parts(options) if isinstance(part, Mapping))]
     for part in parts:
         rate = part.get('lr', options.get('lr'))
@@ -282,7 +288,7 @@ def parameter_groups(net: nn.Module, options: dict[str, Any]) -> tuple[list[dict
     """
     options = dict(options)
     described = options.pop('groups', None) or []
-    decay_norms = options.pop('decay_norms', True)
+    decay_norms = options.pop('decay_norms', None) is not False
     _check_groups(described)
     plain = set() if decay_norms else _norms_and_biases(net)
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
@@ -315,7 +321,7 @@ def _check_groups(described: Any) -> None:
     for group in described:
         try:
             re.compile(group['pattern'])
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise UserError(f"groups: pattern '{group['pattern']}': {error}.") from error
 
 

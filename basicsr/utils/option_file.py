@@ -272,7 +272,8 @@ class OptionFile:
             if not self._is_users(('train',)):
                 components['train', 'losses', str(index)] = value or str(value)
         for path, value in components.items():
-            if value and not (isinstance(value, dict) and isinstance(value.get('type'), str)):
+            is_component = isinstance(value, dict) and isinstance(value.get('type'), str)
+            if value is not None and not is_component:
                 self._add(path, f'needs a section with a type, got {value!r}')
 
     def _check_datasets(self) -> None:

@@ -41,6 +41,13 @@ def check_plain_name(text: str) -> str:
 PlainName = Annotated[str, AfterValidator(check_plain_name)]
 
 
+def _kinds_in(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is composed of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds_in(part)
+
+
 class Section(BaseModel):
     """A table of options: ``~`` means the default, and unknown keys are kept."""
 
@@ -65,12 +72,8 @@ class Section(BaseModel):
     @field_validator('*', mode='before')
     @classmethod
     def _reject_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        kind = cls.model_fields[info.field_name or ''].annotation
-        if (
-            isinstance(value, bool)
-            and {int, float} & {kind, *get_args(kind)}
-            and bool not in get_args(kind)
-        ):
+        kinds = list(_kinds_in(cls.model_fields[info.field_name or ''].annotation))
+        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
             raise UserError('must be a number')
         return value
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from .errors import ArgumentError, CheckError, MissingKeyError, MissingPackageError, UserError
 from .text import did_you_mean
@@ -239,7 +239,7 @@ def argument_problems(
 
 
 def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options that are not a number, or not a boolean, where ``entry`` takes one; and why.
+    """Options that are not a number, boolean or list where ``entry`` takes one; and why.
 
     The type is that of the annotation or, for classes of this package without one, of the default.
     """
@@ -248,26 +248,49 @@ def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[s
     except (TypeError, ValueError):  # compiled ones may have none
         return
     for key, value in options.items():
-        if key not in parameters or value is None:
+        if key not in parameters:
             continue
-        kind = parameters[key].annotation
+        kind, default = parameters[key].annotation, parameters[key].default
         if kind is inspect.Parameter.empty:
-            if not _is_builtin(entry):
+            if not _is_builtin(entry) or value is None:
                 continue
-            kind = type(parameters[key].default)
-        union = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
-        kinds = {str(getattr(part, '__name__', part)) for part in union} - {'NoneType'}
-        if kinds == {'bool'} and not (isinstance(value, bool) or value in (0, 1)):
-            yield key, f'must be true or false, got {value!r}'
-        elif kinds and kinds <= {'int', 'float'} and not _can_be_number(value):
-            quotes = ': write it without quotes' if _is_number(value) else ''
-            yield key, f'must be a number, got {value!r}{quotes}'
+            kind = type(default)
+        parts = _parts(kind)
+        if value is None and (default is None or parts & {'bool', 'NoneType'}):
+            continue
+        if problem := _wrong_kind(kind, parts - {'NoneType'}, value):
+            yield key, problem
+
+
+def _wrong_kind(kind: Any, parts: set[str], value: Any) -> str:
+    """Why a value is not the number, boolean or list that an annotation asks for, or ''."""
+    if parts == {'bool'} and not (isinstance(value, bool) or value in (0, 1)):
+        return f'must be true or false, got {value!r}'
+    if parts and parts <= {'int', 'float'} and not _can_be_number(value):
+        is_quoted = isinstance(value, str) and _is_number(value)
+        quotes = ': write it without quotes' if is_quoted else ''
+        return f'must be a number, got {value!r}{quotes}'
+    if not parts or not parts <= {'Sequence', 'list', 'tuple'}:
+        return ''
+    if isinstance(value, str | dict) or not isinstance(value, Iterable):
+        return f'must be a list, got {value!r}'
+    inner = [_parts(part) for part in get_args(kind) if part is not Ellipsis]
+    has_numbers = inner and all(part <= {'int', 'float', 'Tensor'} for part in inner)
+    if has_numbers and not all(map(_can_be_number, value)):
+        return f'must be a list of numbers, got {value!r}'
+    return ''
+
+
+def _parts(kind: Any) -> set[str]:
+    """Names of the types of which a value may have any."""
+    union = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+    return {str(getattr(part, '__name__', part)) for part in union}
 
 
 def _can_be_number(value: Any) -> bool:
     """False for option values that are not a number; a user's own objects are accepted."""
     is_nan = isinstance(value, float) and math.isnan(value)
-    return not (is_nan or isinstance(value, str | dict | list))
+    return not (is_nan or value is None or isinstance(value, bool | str | dict | list))
 
 
 def _is_number(value: Any) -> bool:

@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -395,6 +396,11 @@ def test_each_kind_of_remark_is_made_once(tmp_path, caplog):
         ({'color': 'grey'}, "'grey'; choose 'y', 'gray'"),
         ({'mean': [0.5]}, 'mean and std go together'),
         ({'std': [0.5]}, 'mean and std go together'),
+        ({'mean': 'abc', 'std': [1, 1, 1]}, "mean must be a list of 3 numbers, got 'abc'"),
+        ({'mean': [0, 0, 'a'], 'std': [1, 1, 1]}, 'mean must be a list of 3 numbers'),
+        ({'mean': [0, 0, math.nan], 'std': [1, 1, 1]}, 'mean must be a list of 3 numbers'),
+        ({'mean': [0, 0, 0], 'std': [1, 1]}, 'std must be a list of 3 numbers, none of them 0'),
+        ({'mean': [0, 0, 0], 'std': [1, 1, 0]}, 'std must be a list of 3 numbers, none of them 0'),
         ({'meta_info': 'list.txt'}, 'rename it to meta_info_file'),
     ],
 )

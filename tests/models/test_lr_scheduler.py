@@ -164,6 +164,13 @@ def test_another_schedule_inside_is_no_resume(run, train_opt):
             {'type': 'SequentialLR', 'milestones': [2]},
             "SequentialLR needs the argument 'schedulers'",
         ),
+        (
+            {'type': 'SequentialLR', 'milestones': [2], 'schedulers': [5]},
+            r'schedulers must be a list of sections with a type, got \[5\]',
+        ),
+        ({'type': 'ChainedScheduler', 'schedulers': 'abc'}, 'schedulers must be a list'),
+        ({'type': 'MultiStepLR', 'milestones': '23'}, "milestones must be a list, got '23'"),
+        ({'type': 'MultiStepLR', 'milestones': [2, '3']}, 'milestones must be a list of numbers'),
         ({'type': 'StepLR'}, "StepLR needs the argument 'step_size'"),
         ({'type': 'MultistepLR'}, "did you mean 'MultiStepLR'"),
         ({'type': 'ReduceLROnPlateau'}, 'follows a score'),

@@ -8,6 +8,7 @@ from torch import nn
 from basicsr.models.optimization import (
     build_optimizer,
     evaluation_weights,
+    optimizer_problems,
     parameter_groups,
     train_weights,
 )
@@ -190,13 +191,35 @@ def test_a_transformer_is_trained_with_muon_and_resumed(run, train_opt):
     [
         ({'pattern': 'body'}, 'groups must be a list'),
         ([{'lr': 1}], 'groups must be a list'),
-        ([{'pattern': '(body'}], r"pattern '\(body'"),
+        ([{'pattern': '(body'}], r"tiny.yml:1: train.optim_g: groups: pattern '\(body'"),
+        ([{'pattern': 5}], "pattern '5'"),
+        ({}, 'groups must be a list'),
         ([{'pattern': 'body', 'weight_dekay': 1}], "did you mean 'weight_decay'"),
     ],
 )
 def test_groups_that_cannot_be_are_named(run, train_opt, groups, message):
     with pytest.raises(ValueError, match=message):
         run(train_opt(train__optim_g={'type': 'AdamW', 'lr': 1e-3, 'groups': groups}))
+
+
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ({'decay_norms': 'no'}, "decay_norms must be true or false, got 'no'"),
+        ({'betas': '99'}, "betas must be a list, got '99'"),
+        ({'betas': [0.9, '0.99']}, 'betas must be a list of numbers'),
+        ({'weight_decay': None}, 'weight_decay must be a number, got None'),
+    ],
+)
+def test_arguments_of_an_optimizer_have_their_kinds(option, message):
+    problems = optimizer_problems({'type': 'AdamW', 'lr': 1e-3, **option})
+    assert len(problems) == 1 and message in problems[0]
+
+
+def test_norms_decay_where_decay_norms_has_no_value():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    groups, _ = parameter_groups(net, {'lr': 1e-3, 'decay_norms': None})
+    assert len(groups) == 1
 
 
 FREE = {'type': 'schedulefree:AdamWScheduleFree', 'lr': 1e-2, 'warmup_steps': 3}

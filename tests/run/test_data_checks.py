@@ -197,6 +197,11 @@ def test_averages_that_a_model_does_not_keep_are_told(run, train_opt, tmp_path):
         ({'type': 'StepLR', 'step_size': 0}, 'StepLR fails at iteration 2 of 6'),
         ({'type': 'CosineAnnealingLR', 'T_max': 0}, 'CosineAnnealingLR fails'),
         ({'type': 'MultiStepLR', 'milestones': [4], 'gamma': '0.5'}, 'gamma must be a number'),
+        (
+            {'type': 'MultiStepRestartLR', 'milestones': [], 'restarts': [4]}
+            | {'restart_weights': [-1]},
+            'MultiStepRestartLR fails at iteration 5 of 6: a learning rate of -',
+        ),
     ],
 )
 def test_a_schedule_that_would_fail_later_is_refused_before_the_first_step(
@@ -226,7 +231,8 @@ def test_trying_schedules_leaves_them_as_they_are(train_opt):
     ('weight', 'message'),
     [
         ('1', "loss_weight: must be a number, got '1': write it without quotes"),
-        (None, 'the losses cannot be computed'),
+        (None, 'must be a number, got None'),
+        (True, 'must be a number, got True$'),
         ([1, 2], r'must be a number, got \[1, 2\]'),
     ],
 )

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -990,7 +991,8 @@ def test_a_name_of_other_letters_is_plain(parse):
 
 
 @pytest.mark.parametrize(
-    'entry', ['logger:keep_last', 'train:total_iter', 'datasets:train:batch_size_per_gpu']
+    'entry',
+    ['num_gpu', 'logger:keep_last', 'train:total_iter', 'datasets:train:batch_size_per_gpu'],
 )
 def test_a_truth_is_no_number(parse, entry):
     with pytest.raises(OptionError, match='must be a number, got True'):
@@ -1053,3 +1055,12 @@ def test_losses_are_a_list_of_sections(parse, value, message):
     with pytest.raises(OptionError) as error:
         parse(TRAIN, *force(f'train:losses={value}'))
     assert str(error.value) == f'--force_yml: {message}'
+
+
+@pytest.mark.parametrize(
+    'key', ['network_g', 'train:scheduler', 'train:pixel_opt', 'train:optim_g']
+)
+@pytest.mark.parametrize('value', ['[]', '{}'])
+def test_an_empty_component_is_refused(parse, key, value):
+    with pytest.raises(OptionError, match=f'needs a section with a type, got {re.escape(value)}'):
+        parse(TRAIN, *force(f'{key}={value}'))
