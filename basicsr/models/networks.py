@@ -191,6 +191,9 @@ class Networks:
         if file is not None and not isinstance(file, str | Path):
             where = place_of(path, f'pretrain_network_{label}')
             raise UserError(f'{where} must be the name of a file: {file!r}')
+        if not isinstance(param_key, str | None):
+            where = place_of(path, f'param_key_{label}')
+            raise UserError(f'{where} must be a key of the file: {param_key!r}')
         if not isinstance(strict, bool):
             where = place_of(path, f'strict_load_{label}')
             raise UserError(f'{where} must be true or false: {strict!r}')

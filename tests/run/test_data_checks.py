@@ -256,12 +256,13 @@ def test_a_metric_is_tried_on_other_images_where_the_first_is_too_small(
 @pytest.mark.parametrize(
     ('path', 'message'),
     [
-        ({'pretrain_network_g': 5}, 'must be the name of a file: 5'),
-        ({'strict_load_g': 'no'}, "'no'"),
+        ({'pretrain_network_g': 5}, 'pretrain_network_g must be the name of a file: 5'),
+        ({'param_key_g': ['params']}, r"param_key_g must be a key of the file: \['params'\]"),
+        ({'strict_load_g': 'no'}, "strict_load_g must be true or false: 'no'"),
     ],
 )
 def test_paths_of_other_types_are_refused(refused, path, message):
-    refused(message, path=path)
+    refused(rf'tiny.yml:1: path\.{message}', path=path)
 
 
 def test_options_that_a_model_with_its_own_test_may_not_honour_are_named(
