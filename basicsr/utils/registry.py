@@ -250,6 +250,9 @@ def wrong_kinds(entry: Callable, options: Mapping[str, Any]) -> Iterator[tuple[s
     for key, value in options.items():
         if key not in parameters:
             continue
+        is_users = not _is_builtin(entry) and not entry.__module__.startswith('torch.')
+        if is_users and (value is None or isinstance(value, bool)):
+            continue  # which users' classes may take for 0 and 1, or for a default
         kind, default = parameters[key].annotation, parameters[key].default
         if kind is inspect.Parameter.empty:
             if not _is_builtin(entry) or value is None:

@@ -55,7 +55,8 @@ def _problem(root, opt, expected, kind, widely, chance):
     shutil.copytree(root / 'template', target)
     changed, victims = [], []
     for iteration in (4, 2) if widely else (4,):
-        (network,) = (target / 'models').glob(f'net_g_{iteration}.*')
+        # The first in order, .pth, is what a resume reads; one in plain names may stand beside it.
+        network, *_ = sorted((target / 'models').glob(f'net_g_{iteration}.*'))
         state = target / f'training_states/{iteration}.state'
         # A state that is not there is none to go on from, and no error.
         victim = network if kind == 'deleted' else chance.choice([state, network])
