@@ -439,7 +439,7 @@ def test_options_that_cannot_mean_what_they_say_are_refused(run, train_opt, imag
         ({'train__optim_g': {'type': 'Adam', 'lr': 1, 'eps': -1}}, 'while building Adam from'),
         ({'train__optim_g': {'type': 'Adam', 'lr': 1, 'betas': []}}, 'while building Adam from'),
         ({'train__optim_g': {'type': 'Adam', 'lr': 1, 'weight_decay': [1]}}, 'must be a number'),
-        ({'train__scheduler': {'type': 'MultiStepLR', 'milestones': 'x'}}, 'building MultiStepLR'),
+        ({'train__scheduler': {'type': 'MultiStepLR', 'milestones': 'x'}}, 'must be a list'),
         ({'train__scheduler': {'type': 'StepLR', 'step_size': 1, 'gamma': -1}}, 'rate of -0.001'),
         ({'val__metrics': {'p': psnr | {'test_y_channel': {}}}}, 'must be true or false'),
         ({'train__optim_g': {'type': 'SparseAdam', 'lr': 1}}, "'SparseAdam' is not in"),

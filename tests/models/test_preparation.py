@@ -171,6 +171,7 @@ def test_compiled_networks_train_validate_and_save_the_usual_keys(run, train_opt
         torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which('g++') is None, reason='torch.compile needs a C++ compiler')
 def test_networks_and_losses_compiled_to_code_train_as_they_do_without(run, train_opt):
     losses = [{'type': 'CharbonnierLoss', 'loss_weight': 0.1}]

@@ -241,6 +241,7 @@ def test_gray_has_no_chroma_coefficients():
     assert not cb.any() and not cr.any()
 
 
+@pytest.mark.slow
 def test_a_compiled_one_gives_the_same_values_for_any_size_and_number_of_images():
     """As one graph, which is traced again for no size: the numbers are a backend's affair."""
     plain, compiled = DiffJPEG(differentiable=False), DiffJPEG(differentiable=False)

@@ -606,6 +606,7 @@ def test_plugins_are_looked_up_where_the_run_starts_too(tmp_path, monkeypatch):
         parse_options(tmp_path)
 
 
+@pytest.mark.slow
 def test_spawned_workers_know_the_plugins(run_program, train_opt, tmp_path):
     (tmp_path / 'my_dataset.py').write_text(DATASET)
     opt = train_opt(plugins=['.'], train__total_iter=2)
