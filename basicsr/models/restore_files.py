@@ -31,13 +31,10 @@ from basicsr.utils.progress_bar import progress_bar
 from basicsr.utils.text import some
 from basicsr.utils.yaml_util import yaml_load
 
-from .restore import GRID, required_halo, restore
+from .restore import GRID, restore
+from .tile_size import BLENDED, SMALLEST, choose_tiles, exact_halo
 
 logger = logging.getLogger(__name__)
-
-_LARGE = 2**20  # LQ pixels, from which an image is restored in tiles without being asked
-_TILE, _SMALLEST_TILE = 512, 64
-_BLENDED = 32  # LQ pixels over which tiles are blended, for a network that sees the whole image
 
 
 class Shape(NamedTuple):
@@ -157,7 +154,7 @@ def restore_image(
         img: (h, w), (h, w, 3) BGR or (h, w, 4) BGRA; uint8, uint16, or floats in [0, 1], which are
             returned as uint16.
         shape: Of the network; None finds it out.
-        tile: Side of tiles in LQ pixels; 0 uses none; None uses some for large images.
+        tile: Side of tiles in LQ pixels; 0 uses none; None chooses by the free memory.
         ensemble: Average over the eight flips and rotations.
         white: Value of white that the network takes.
     """
@@ -173,16 +170,18 @@ def restore_image(
         colours = cv2.merge([colours] * 3)
     like = next(net.parameters(), torch.zeros(()))
     lq = img2tensor(np.ascontiguousarray(colours))[None]
+    overlap = None
     if tile is None:
-        tile = _TILE if lq[0, 0].numel() > _LARGE else 0
+        tile, overlap = choose_tiles(net, lq, scale, multiple)
 
     def run(part: Tensor, tile: int = 0) -> np.ndarray:
-        output = _in_memory(net, part.to(like) * white, scale, multiple, tile, ensemble) / white
+        part = part.to(like) * white
+        output = _in_memory(net, part, scale, multiple, tile, overlap, ensemble) / white
         return tensor2img(output.float(), out_type=kind)
 
-    if tile and _overlap(net, channels, scale, multiple) is None:
+    halo = exact_halo(net, channels, scale, multiple) if tile and overlap is None else None
+    if halo is not None:
         grid = math.lcm(GRID, multiple)
-        halo = required_halo(net, channels, scale, multiple)
         result = _in_tiles(run, lq, scale, max(tile // grid, 1) * grid, halo)
     else:
         result = run(lq, tile)
@@ -222,13 +221,24 @@ def _in_tiles(
 
 
 def _in_memory(
-    net: nn.Module, lq: Tensor, scale: int, multiple: int, tile: int, ensemble: bool
+    net: nn.Module,
+    lq: Tensor,
+    scale: int,
+    multiple: int,
+    tile: int,
+    overlap: int | None,
+    ensemble: bool,
 ) -> Tensor:
-    """``restore`` with tiles that fit into the memory."""
+    """``restore`` with tiles that fit into the memory.
+
+    Args:
+        overlap: Of the tiles; None for exact ones, where the network has them.
+    """
     height, width = lq.shape[-2:]
     while True:
+        if tile and overlap is None and exact_halo(net, lq.shape[1], scale, multiple) is None:
+            overlap = BLENDED
         try:
-            overlap = _overlap(net, lq.shape[1], scale, multiple) if tile else None
             return restore(
                 *(net, lq, scale),
                 tile=tile or None,
@@ -237,22 +247,13 @@ def _in_memory(
                 ensemble=ensemble,
             )
         except RuntimeError as error:
-            if 'memory' not in str(error) or 0 < tile <= _SMALLEST_TILE:
+            if 'memory' not in str(error) or 0 < tile <= SMALLEST:
                 raise
         smaller = (tile or 2 ** (max(height, width) - 1).bit_length()) // 2
-        tile = max(smaller, _SMALLEST_TILE)
+        tile = max(smaller, SMALLEST)
         logger.warning('Not enough memory: going on with tiles of %d x %d.', tile, tile)
         if lq.device.type == 'cuda':
             torch.cuda.empty_cache()
-
-
-def _overlap(net: nn.Module, channels: int, scale: int, multiple: int) -> int | None:
-    """None where the receptive field is known, so that tiles give exactly the whole image."""
-    try:
-        required_halo(net, channels, scale, multiple)
-    except UserError:
-        return _BLENDED
-    return None
 
 
 def restore_files(

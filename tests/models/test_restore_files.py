@@ -92,7 +92,8 @@ def test_an_image_without_room_is_restored_in_smaller_tiles(net, picture, monkey
         return forward(self, x)
 
     monkeypatch.setattr(type(net), 'forward', limited)
-    monkeypatch.setattr(module, '_overlap', lambda *_: 8)  # is measured with wide images
+    monkeypatch.setattr(module, 'exact_halo', lambda *_: None)  # is measured with wide images
+    monkeypatch.setattr(module, 'BLENDED', 8)
     with caplog.at_level(logging.WARNING):
         result = restore_image(net, img, shape=(3, 2, 1), tile=0)
     assert 'Not enough memory: going on with tiles of 64 x 64.' in caplog.text
