@@ -76,6 +76,7 @@ def test_pipeline(root_path: str | Path) -> None:
             'metrics': dict(getattr(model, 'metric_results', {})),
             'images': getattr(model, 'image_results', {}),
             # A subclass with its own validation loop runs it on rank 0 only.
+            'digest': getattr(getattr(model, 'set_records', {}).get(name), 'digest', ''),
             'failed': from_master(getattr(model, 'failed_images', {})),
         }
         failed += [f'{name}/{image} ({why})' for image, why in results[name]['failed'].items()]

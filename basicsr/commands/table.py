@@ -45,9 +45,11 @@ def _write(args: argparse.Namespace) -> None:
         colour = 'RGB' if args.rgb else 'Y'
         protocol = scores.Protocol(scale, colour, border, args.tile, args.ensemble)
         rows, tests = scores.score_checkpoints(args.models, args.sets, protocol, args.key)
-    known = {name: images for row in rows for name, images in row.images.items()}
-    others, protocol = scores.rows_of_results(args.results, protocol, known)
+    known = {test.name: test.digest for test in tests}
+    others, protocol, digests = scores.rows_of_results(args.results, protocol, known)
+    tested = {name: digest for name, digest in digests.items() if name not in known}
     notes = [str(protocol), *(test.source for test in tests)]
+    notes += [f'{name}: as tested, pixels {digest[:8]}' for name, digest in tested.items()]
     text = scores.table([*rows, *others], notes, args.format)
     if args.output:
         Path(args.output).write_text(text, encoding='utf-8')

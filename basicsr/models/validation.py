@@ -5,6 +5,7 @@ depend on how they are computed.
 """
 
 import errno
+import hashlib
 import logging
 import math
 import os
@@ -65,6 +66,7 @@ class _Item:
     images: dict[str, np.ndarray] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     baseline: dict[str, float] = field(default_factory=dict)
+    digest: str = ''
     problem: str = ''
 
 
@@ -76,6 +78,7 @@ class _Row(NamedTuple):
     name: str
     scores: dict[str, float]
     baseline: dict[str, float]
+    digest: str
     problem: str
 
 
@@ -88,12 +91,29 @@ class SetRecord:
         is_grouped: Whether the first part of a name is the group of the image.
         hardest: Panels of the images of this rank with the worst scores by the first metric.
         baseline: Mean scores of LQ enlarged by bicubic, from the first validation of this start.
+        digest: Of a test, ``digest_of_set`` of its images; empty if some have no GT.
     """
 
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     is_grouped: bool = False
     hardest: list[dict[str, Any]] = field(default_factory=list)
     baseline: dict[str, float] = field(default_factory=dict)
+    digest: str = ''
+
+
+def digest_of_pair(gt: np.ndarray, lq: np.ndarray) -> str:
+    """SHA-256 of the pixels of two images (h, w, c), or gray ones (h, w), of 8 bits."""
+    digest = hashlib.sha256()
+    for img in (gt, lq):
+        colours = img if img.ndim == 3 else np.stack([img] * 3, axis=2)
+        digest.update(f'{colours.shape}'.encode())
+        digest.update(np.ascontiguousarray(colours))
+    return digest.hexdigest()
+
+
+def digest_of_set(pairs: Iterable[str]) -> str:
+    """SHA-256 of the digests of all pairs of a set, whatever their names and order."""
+    return hashlib.sha256(' '.join(sorted(pairs)).encode()).hexdigest()
 
 
 class Validation:
@@ -146,8 +166,8 @@ class Validation:
         model.panels = [panel for panel in model.panels if panel['set'] != self.name]
         threads = min(4, os.cpu_count() or 1)
         for item in map_in_order(self._finish, self._results(batches), threads):
-            about = item.index, item.group, item.name, item.scores, item.baseline, item.problem
-            rows.append(_Row(*about))
+            about = item.index, item.group, item.name, item.scores, item.baseline
+            rows.append(_Row(*about, item.digest, item.problem))
             if item.problem:
                 continue
             self.set_scores.update(item.images)
@@ -208,6 +228,8 @@ class Validation:
             item.scores = self.model.score_images(item.images, item.name)
         except AssertionError as error:  # images of different shapes
             item.problem = str(error)
+        if not self.model.is_train and item.images.keys() >= {'gt', 'lq'}:
+            item.digest = digest_of_pair(item.images['gt'], item.images['lq'])
         if self._is_first and item.scores:
             item.baseline = self._baseline(item)
         return item
@@ -285,6 +307,7 @@ class Validation:
             any(row.group for row in rows),
             [panel for _, panel in self._hardest],
             baseline or before,
+            digest_of_set(row.digest for row in rows) if all(row.digest for row in rows) else '',
         )
 
     def _mean(self, metric: str, rows: list[_Row]) -> float | None:

@@ -1,7 +1,6 @@
 """Score checkpoints on test sets, and put the scores into one table with their protocol."""
 
 import csv
-import hashlib
 import io
 import json
 import logging
@@ -19,6 +18,7 @@ from basicsr.data.data_util import list_images
 from basicsr.metrics.files import pair_names
 from basicsr.metrics.metric import ImageScores
 from basicsr.models.restore_files import find_network, restore_image, shape_of
+from basicsr.models.validation import digest_of_pair, digest_of_set
 from basicsr.utils.errors import UserError
 from basicsr.utils.img_util import img2tensor, read_unchanged, tensor2img
 from basicsr.utils.matlab_functions import imresize, reduce_image
@@ -91,7 +91,8 @@ class TestSet:
 
     Raises:
         FileNotFoundError: There is no such folder, or no image in it.
-        ValueError: The text has another form, or GT images have no LQ image.
+        ValueError: The text has another form, GT images have no LQ image, or LQ images of scale 1
+            are not given.
     """
 
     __test__ = False  # no test of pytest's
@@ -102,25 +103,34 @@ class TestSet:
         if not (equals and self.name and gt):
             raise UserError(f"'{text}' names no test set: write NAME=GT or NAME=GT:LQ.")
         self.gt, self.lq, self._scale = Path(gt), Path(lq) if lq else None, scale
+        if scale == 1 and not lq:
+            raise UserError(
+                f'{text}: the network keeps the size, so name LQ images too: NAME=GT:LQ.'
+            )
         names = list_images(self.gt)
         if not names:
             raise FileNotFoundError(f'{gt} holds no images.')
         # LQ images of published sets often end in x4.
         self._pairs = pair_names(names, list_images(self.lq)) if self.lq else dict.fromkeys(names)
-        self._digest = hashlib.sha256()
+        self._digests: list[str] = []
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     @property
+    def digest(self) -> str:
+        """``digest_of_set`` of the images, once they have been read."""
+        return digest_of_set(self._digests)
+
+    @property
     def source(self) -> str:
         """What the images are, once they have been read."""
         made = f'LQ of {self.lq}' if self.lq else "LQ by MATLAB's bicubic reduction"
-        return f'{self.name}: {len(self)} images, {made}, {self._digest.hexdigest()[:_SHOWN]}'
+        return f'{self.name}: {len(self)} images, {made}, pixels {self.digest[:_SHOWN]}'
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """Name, GT and LQ of each image; GT is cropped to a multiple of the scale."""
-        self._digest = hashlib.sha256()
+        self._digests = []
         for name, lq_name in self._pairs.items():
             gt = self._read(self.gt / name)
             height, width = (side - side % self._scale for side in gt.shape[:2])
@@ -134,10 +144,10 @@ class TestSet:
                     )
             else:
                 lq = reduce_image(gt, self._scale)
+            self._digests.append(digest_of_pair(gt, lq))
             yield Path(name).with_suffix('').as_posix(), gt, lq
 
     def _read(self, file: Path) -> np.ndarray:
-        self._digest.update(file.read_bytes())
         img = read_unchanged(file)
         if img.dtype != np.uint8:
             raise UserError(f'{file} has {img.dtype}; tables are of images with 8 bits.')
@@ -147,7 +157,9 @@ class TestSet:
 def score_checkpoints(
     models: Sequence[str], sets: Sequence[str], protocol: Protocol, key: str | None = None
 ) -> tuple[list[Row], list[TestSet]]:
-    """Restore and score every set by every checkpoint; the first row is bicubic interpolation.
+    """Restore and score every set by every checkpoint.
+
+    The first row is bicubic interpolation, or LQ itself if the networks keep the size.
 
     Args:
         protocol: Its scale is that of all networks.
@@ -155,7 +167,9 @@ def score_checkpoints(
     """
     scorer = ImageScores(_metrics(protocol))
     tests = [TestSet(text, protocol.scale) for text in sets]
-    rows = [Row('bicubic', '-')]
+    if len({test.name for test in tests}) < len(tests):
+        raise UserError(f'Two sets have one name: {" ".join(sets)}. Name one of them otherwise.')
+    rows = [Row('bicubic' if protocol.scale > 1 else 'LQ', '-')]
     nets: list[nn.Module | None] = [None]
     for model in models:
         net = find_network(model, param_key=key)
@@ -178,20 +192,20 @@ def scale_of(model: str) -> int:
 
 
 def rows_of_results(
-    files: Iterable[str], protocol: Protocol | None, known: Mapping[str, Iterable[str]]
-) -> tuple[list[Row], Protocol | None]:
-    """The rows of ``results.json`` files of ``basicsr test``, and their protocol.
+    files: Iterable[str], protocol: Protocol | None, known: Mapping[str, str]
+) -> tuple[list[Row], Protocol | None, dict[str, str]]:
+    """The rows of ``results.json`` files of ``basicsr test``, their protocol, digests by set.
 
     Args:
         protocol: That of other rows.
-        known: Names of the images of other rows, by set.
+        known: Digests of the sets of other rows.
 
     Raises:
         ValueError: A file has another protocol, or other images in a set of the same name.
     """
-    rows, images = [], {name: set(names) for name, names in known.items()}
+    rows, digests = [], dict(known)
     for file in files:
-        content = json.loads(Path(file).read_text(encoding='utf-8'))
+        content = _content_of(file)
         own = _protocol_of(content, file)
         if protocol is not None and own != protocol:
             differ = [f for f in own._fields if getattr(own, f) != getattr(protocol, f)]
@@ -202,10 +216,14 @@ def rows_of_results(
         protocol = own
         row = Row(content['name'], content['protocol'].get('weights') or '-')
         for name, result in content['sets'].items():
-            names = images.setdefault(name, set(result['images']))
-            if set(result['images']) != names:
-                other = sorted(names.symmetric_difference(result['images']))
-                raise UserError(f'{file}: {name} has other images than before: {some(other)}.')
+            digest = result.get('digest')
+            if not digest or digests.setdefault(name, digest) != digest:
+                raise UserError(
+                    f'{file}: the GT or LQ images of {name} are not those of the other rows: they '
+                    f'differ in pixels or number ({some(list(result["images"]))}).'
+                    if digest
+                    else f'{file}: not every image of {name} was scored with GT and LQ.'
+                )
             by_type = {
                 kind: metric
                 for metric, options in content['metric_options'].items()
@@ -217,7 +235,17 @@ def rows_of_results(
                 for image, scores in result['images'].items()
             }
         rows.append(row)
-    return rows, protocol
+    return rows, protocol, digests
+
+
+def _content_of(file: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(file).read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise UserError(f'{file} is no results.json of a test: {error}') from error
+    if not (isinstance(content, dict) and isinstance(content.get('sets'), dict)):
+        raise UserError(f'{file} is no results.json of a test: it has no sets.')
+    return content
 
 
 def _protocol_of(content: Mapping[str, Any], file: str) -> Protocol:
@@ -226,7 +254,7 @@ def _protocol_of(content: Mapping[str, Any], file: str) -> Protocol:
         for o in (content.get('metric_options') or {}).values()
         if o['type'] in [f'calculate_{kind}' for kind in METRICS]
     ]
-    kinds = {(o['crop_border'], o.get('test_y_channel', False)) for o in options}
+    kinds = {(o.get('crop_border'), o.get('test_y_channel', False)) for o in options}
     if 'protocol' not in content or len(kinds) != 1:
         raise UserError(
             f'{file} has no scores of one protocol: it must be written by this version, with PSNR '

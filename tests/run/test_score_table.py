@@ -102,20 +102,42 @@ def test_results_of_tests_stand_beside_checkpoints_if_their_protocol_is_the_same
     opt |= {'path': {'pretrain_network_g': model, 'param_key_g': 'params_ema'}}
     file = run(opt, pipeline='test') / 'results.json'
     protocol = Protocol(2, 'Y', 2)
-    rows, _ = score_checkpoints([model], [f'cats={photos}'], protocol)
-    others, same = rows_of_results([str(file)], protocol, {'cats': rows[1].images['cats']})
-    assert same == protocol
+    rows, tests = score_checkpoints([model], [f'cats={photos}'], protocol)
+    others, same, digests = rows_of_results([str(file)], protocol, {'cats': tests[0].digest})
+    assert same == protocol and digests == {'cats': tests[0].digest}, 'LQ was made, or read'
     assert others[0].weights == rows[1].weights
     assert others[0].mean('cats', 'psnr') == pytest.approx(rows[1].mean('cats', 'psnr'), abs=1e-9)
     with pytest.raises(ValueError, match='They differ in border'):
         rows_of_results([str(file)], protocol._replace(border=0), {})
-    with pytest.raises(ValueError, match='cats has other images than before: 2'):
-        rows_of_results([str(file)], protocol, {'cats': ['0', '1', '2']})
+    for folder in (photos, tmp_path / 'lq'):  # one value of GT, then one of LQ
+        changed = folder / '0.png'
+        img = cv2.imread(str(changed))
+        img[0, 0, 0] ^= 1
+        cv2.imwrite(str(changed), img)
+        _, (test,) = score_checkpoints([model], [f'cats={photos}:{tmp_path}/lq'], protocol)
+        with pytest.raises(ValueError, match='GT or LQ images of cats are not those of the other'):
+            rows_of_results([str(file)], protocol, {'cats': test.digest})
+        img[0, 0, 0] ^= 1
+        cv2.imwrite(str(changed), img)
     content = json.loads(file.read_text())
     del content['protocol']
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match='must be written by this version'):
         rows_of_results([str(file)], protocol, {})
+
+
+def test_sets_of_one_name_and_sets_without_lq_at_scale_1_are_refused(model, photos):
+    with pytest.raises(ValueError, match='Two sets have one name'):
+        score_checkpoints([model], [f'a={photos}', f'a={photos}'], Protocol(2))
+    with pytest.raises(ValueError, match='name LQ images too: NAME=GT:LQ'):
+        TestSet(f'a={photos}', 1)
+
+
+@pytest.mark.parametrize('text', ['no JSON', '[]', '{"name": "run"}'])
+def test_a_file_that_is_no_result_of_a_test_is_refused(tmp_path, text):
+    (tmp_path / 'results.json').write_text(text)
+    with pytest.raises(ValueError, match=r'results\.json is no results\.json of a test'):
+        rows_of_results([str(tmp_path / 'results.json')], None, {})
 
 
 def test_a_table_marks_the_best_and_names_its_protocol(model, photos):
