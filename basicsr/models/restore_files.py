@@ -172,7 +172,7 @@ def restore_image(
     lq = img2tensor(np.ascontiguousarray(colours))[None]
     overlap = None
     if tile is None:
-        tile, overlap = choose_tiles(net, lq, scale, multiple)
+        tile, overlap = choose_tiles(net, lq, scale, multiple, ensemble)
 
     def run(part: Tensor, tile: int = 0) -> np.ndarray:
         part = part.to(like) * white

@@ -32,7 +32,9 @@ _SHARE = 0.5
 _costs: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
-def choose_tiles(net: nn.Module, lq: Tensor, scale: int, multiple: int) -> tuple[int, int | None]:
+def choose_tiles(
+    net: nn.Module, lq: Tensor, scale: int, multiple: int, ensemble: bool = False
+) -> tuple[int, int | None]:
     """Side and overlap of the tiles of an image; 0 if it fits into the free memory as a whole.
 
     The overlap is None for tiles that give exactly the whole image. Where these would not fit, or
@@ -41,12 +43,15 @@ def choose_tiles(net: nn.Module, lq: Tensor, scale: int, multiple: int) -> tuple
     Args:
         lq: (1, c, h, w), on any device.
         multiple: Input sizes of the network are multiples of this.
+        ensemble: Eight results are in memory, and again to be averaged.
     """
     height, width = lq.shape[-2:]
     if height * width <= _SMALL:
         return 0, None
     free = free_memory(next(net.parameters(), lq).device)
-    side = math.isqrt(int(_SHARE * free / bytes_per_pixel(net, lq.shape[1], multiple)))
+    cost = bytes_per_pixel(net, lq.shape[1], multiple)
+    cost += 16 * 4 * lq.shape[1] * scale**2 if ensemble else 0
+    side = math.isqrt(int(_SHARE * free / cost))
     if height * width <= side**2:
         return 0, None
     halo = exact_halo(net, lq.shape[1], scale, multiple)

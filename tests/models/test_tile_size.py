@@ -52,6 +52,10 @@ def test_an_image_that_fits_is_restored_whole_and_another_in_exact_tiles(net, me
     assert choose_tiles(net, lq, 2, 1) == (0, None)
     memory(200 * 200 - 1)
     assert choose_tiles(net, lq, 2, 1) == (199 - 2 * 16 - 7, None), 'a multiple of 16, its halo 16'
+    memory(200 * 200 * (1 + 16 * 4 * 3 * 2**2 / bytes_per_pixel(net, 3)))
+    assert choose_tiles(net, lq, 2, 1, ensemble=True) == (0, None)
+    memory(200 * 200)
+    assert choose_tiles(net, lq, 2, 1, ensemble=True)[0] < 160
 
 
 def test_tiles_are_blended_where_exact_ones_do_not_fit(net, memory, monkeypatch, caplog):
