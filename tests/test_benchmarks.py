@@ -29,6 +29,7 @@ def images():
 QUICKEST = ['metrics', 'sampler']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'names',
     [

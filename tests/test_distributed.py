@@ -225,6 +225,7 @@ class FailingDataset(PairedImageDataset):
 """
 
 
+@pytest.mark.slow
 def test_torchrun_alone_starts_the_script_and_an_error_on_one_rank_ends_all(
     run_program, train_opt, write, tmp_path, repository
 ):

@@ -251,6 +251,7 @@ def test_a_checkpoint_that_a_signal_has_added_changes_no_rollback(
         assert ours == theirs
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_a_signal_has_added_is_none_to_go_back_to(run, opt, poison, stopped_at):
     """Without one of its own, a run goes back to the state it began with, or to none."""
     begin = run(opt(name='first', train__total_iter=2)) / 'training_states/2.state'
@@ -289,6 +290,7 @@ def test_a_rollback_does_not_go_to_what_the_folder_had_before(run, opt, poison):
     assert differences(*ends) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_after_a_rollback_resumes_bit_for_bit(run, opt, poison, monkeypatch):
     poison(5)
     more = {'train__total_iter': 6, 'datasets__train__num_worker_per_gpu': 1}

@@ -261,6 +261,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='the system has no sigwaitinfo')
 def test_a_worker_ends_when_its_parent_says_so_or_is_gone_and_at_no_other_signal(
     run_program, tmp_path

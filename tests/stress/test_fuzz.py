@@ -37,6 +37,7 @@ def test_damaged_checkpoints_are_read_or_refused_with_a_message(attempts):
     assert [found for found in attempts('checkpoints', 40) if found[1]] == []
 
 
+@pytest.mark.slow
 def test_changed_option_files_are_read_or_refused_with_a_message(tmp_path):
     tally = fuzz.try_kind('options', tmp_path, fuzz.Budget(time.monotonic() + 600), 25)
     assert tally.cases == 25 and tally.failures == []
