@@ -77,7 +77,7 @@ def baselines_of(model: Any) -> dict[str, float]:
 def _write_scores(file: Path, records: Mapping[str, Any], current_iter: int) -> None:
     rows = read_rows(file, 'iter') if file.exists() else []
     rows = [row for row in rows if row['iter'] < current_iter]
-    for name, record in records.items():
+    for name, record in sorted(records.items()):  # in the same order after a resume
         images = {
             image: {metric: _number(score) for metric, score in scores.items()}
             for image, scores in record.scores.items()

@@ -71,7 +71,7 @@ def test_a_job_saves_its_state_before_its_end_queues_again_and_goes_on(train_opt
         )
 
     first = job(10**6)
-    assert 'Processes: 2 (backend gloo)' in first.stderr
+    assert 'on the CPU, 2 processes' in first.stderr
     assert 'starting at iteration 0' in first.stderr
     assert first.stderr.count('Asked to stop: the state of iteration') == 1
     assert (tmp_path / 'queue').read_text().split() == ['requeue', slurm['SLURM_JOB_ID']]
