@@ -1,7 +1,6 @@
 """Network architectures: ``type`` selects one, the other options are its constructor arguments."""
 
 import logging
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from basicsr.utils.errors import MissingKeyError, UserError
 from basicsr.utils.lazy import lazy_exports
 from basicsr.utils.registry import ARCH_REGISTRY, check_known
 from basicsr.utils.text import some
-from basicsr.utils.wrong_weights import unlike_kinds
+from basicsr.utils.wrong_weights import load_fitting
 
 from .outside import copy_input
 
@@ -74,15 +73,8 @@ def load_network_from(file: str | Path, param_key: str | None = None) -> nn.Modu
             f'net.load_state_dict(load_checkpoint(file){which}).'
         )
     net = _build_described(options, file)
-    if problem := unlike_kinds(net.state_dict(), state):
-        raise UserError(f'{file} {problem}')
-    try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f'{file}, written by basicsr {described.get("version")}, does not fit the network that '
-            f'is built here from {dict(options)}: {textwrap.shorten(str(error), 500)}'
-        ) from error
+    source = f'{file}, written by basicsr {described.get("version")},'
+    load_fitting(net, state, source, f'the network that is built here from {dict(options)}')
     return net.eval()
 
 

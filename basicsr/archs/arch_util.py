@@ -1,7 +1,6 @@
 """Building blocks and helpers shared by the networks."""
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from basicsr.ops.dcn import ModulatedDeformConvPack
 from basicsr.utils.checkpoint import load_checkpoint, select_params
 from basicsr.utils.errors import UserError
-from basicsr.utils.wrong_weights import unlike_kinds
+from basicsr.utils.wrong_weights import load_fitting
 
 DIV2K_RGB_MEAN = (0.4488, 0.4371, 0.404)  # mean colour of the DIV2K training images
 
@@ -224,15 +223,7 @@ def load_pretrained(net: nn.Module, path: str | Path, option: str) -> None:
             'leave the option out to start from random weights.'
         )
     state, _ = select_params(load_checkpoint(path), 'params', path)
-    if problem := unlike_kinds(net.state_dict(), state):
-        raise UserError(f'{option}: {path} {problem}')
-    try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f'{option}: {path} does not fit {type(net).__name__}: '
-            f'{textwrap.shorten(str(error), 500)}'
-        ) from error
+    load_fitting(net, state, f'{option}: {path}', type(net).__name__)
 
 
 def flow_warp(

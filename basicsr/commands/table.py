@@ -36,15 +36,17 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace) -> None:
+    from basicsr.models.restore_files import shape_of
     from basicsr.run import score_table as scores
 
     rows, tests, protocol = [], [], None
     if args.models:
-        scale = scores.scale_of(args.models[0])
+        networks = scores.load_networks(args.models, args.key)
+        scale = shape_of(networks[args.models[0]]).scale
         border = scale if args.border is None else args.border
         colour = 'RGB' if args.rgb else 'Y'
         protocol = scores.Protocol(scale, colour, border, args.tile, args.ensemble)
-        rows, tests = scores.score_checkpoints(args.models, args.sets, protocol, args.key)
+        rows, tests = scores.score_checkpoints(networks, args.sets, protocol, args.key)
     known = {test.name: test.digest for test in tests}
     others, protocol, digests = scores.rows_of_results(args.results, protocol, known)
     tested = {name: digest for name, digest in digests.items() if name not in known}

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import textwrap
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from basicsr.utils.img_util import cv2, img2tensor, imwrite, read_unchanged, ten
 from basicsr.utils.misc import atomic_path
 from basicsr.utils.progress_bar import progress_bar
 from basicsr.utils.text import some
+from basicsr.utils.wrong_weights import load_fitting
 from basicsr.utils.yaml_util import yaml_load
 
 from .restore import GRID, restore
@@ -66,18 +66,15 @@ def find_network(
         if network:  # the class of another package is imported for an option file alone
             ARCH_REGISTRY.get(network['type'])
         net = load_network_from(file, param_key)
+        _, used = select_params(content, param_key, file)
         if network and described['type'] != network['type']:
             raise UserError(f'{file} holds a {described["type"]}, not a {network["type"]}.')
     else:
-        state, _ = select_params(content, param_key, file)
+        state, used = select_params(content, param_key, file)
         net = build_network(network or _network_of_run(Path(file)) or _network_of(state, file))
         own = net.state_dict()
-        try:
-            net.load_state_dict(take_below_prefix(strip_wrapper_prefixes(state, own), own, file))
-        except RuntimeError as error:
-            reason = textwrap.shorten(str(error), 500)
-            raise UserError(f'{file} does not fit {type(net).__name__}: {reason}') from error
-    _, used = select_params(content, param_key, file)
+        weights = take_below_prefix(strip_wrapper_prefixes(state, own), own, file)
+        load_fitting(net, weights, str(file), type(net).__name__)
     if others := [key for key in state_dicts(content) if key != used]:
         logger.info('Restoring with %s of %s (also there: %s).', used, file, ', '.join(others))
     return net.eval().to('cuda' if torch.cuda.is_available() else 'cpu')

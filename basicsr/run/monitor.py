@@ -82,7 +82,7 @@ class Monitor:
             functools.partial(decoded_images, loaders.train.dataset),
         )
         self._core_wait = CoreWait()
-        self._has_logged = False
+        self._has_reported_unread = False
         self._begun = time.perf_counter()
 
     def iterations(self) -> Iterator[tuple[int, dict]]:
@@ -151,12 +151,16 @@ class Monitor:
             }
         )
         self._guard.note_losses(current_iter, losses)
-        if not self._has_logged:
-            self._has_logged = True
-            check_unread(model.opt, of_users=True)
+        self._report_unread()
         self._data_wait.report(current_iter)
         self._core_wait.report()
         self.loaders.train.dataset.bad_images.report()
+
+    def _report_unread(self) -> None:
+        """Warn once of options that users' classes have not read in the steps until now."""
+        if not self._has_reported_unread:
+            self._has_reported_unread = True
+            check_unread(self.model.opt, of_users=True)
 
     def check(self) -> None:
         """Check all iterations and the weights for non-finite values before saving or scoring."""
@@ -170,6 +174,7 @@ class Monitor:
 
     def say_time(self) -> None:
         """Log how long the training took."""
+        self._report_unread()  # of a run that ends before its first line
         elapsed = datetime.timedelta(seconds=int(time.perf_counter() - self._begun))
         since = f', since iteration {self._start_iter}' if self._start_iter else ''
         logger.info('End of training. Time consumed: %s%s', elapsed, since)

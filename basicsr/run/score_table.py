@@ -154,29 +154,44 @@ class TestSet:
         return np.ascontiguousarray(img[..., :3]) if img.ndim == 3 else img
 
 
+def load_networks(models: Sequence[str], key: str | None = None) -> dict[str, nn.Module]:
+    """The network of each checkpoint.
+
+    Args:
+        key: Weights of the files; None: ``params_ema`` where there are some.
+
+    Raises:
+        ValueError: They have different scales.
+    """
+    nets = {model: find_network(model, param_key=key) for model in models}
+    scales = {model: shape_of(net).scale for model, net in nets.items()}
+    if len(set(scales.values())) > 1:
+        found = ', '.join(f'{model} by {scale}' for model, scale in scales.items())
+        raise UserError(f'The networks enlarge by different factors: {found}.')
+    return nets
+
+
 def score_checkpoints(
-    models: Sequence[str], sets: Sequence[str], protocol: Protocol, key: str | None = None
+    networks: Mapping[str, nn.Module],
+    sets: Sequence[str],
+    protocol: Protocol,
+    key: str | None = None,
 ) -> tuple[list[Row], list[TestSet]]:
     """Restore and score every set by every checkpoint.
 
     The first row is bicubic interpolation, or LQ itself if the networks keep the size.
 
     Args:
-        protocol: Its scale is that of all networks.
-        key: Weights of the files; None: ``params_ema`` where there are some.
+        networks: By their checkpoints, as ``load_networks`` gives them with this key.
+        protocol: Its scale is that of the networks.
     """
     scorer = ImageScores(_metrics(protocol))
     tests = [TestSet(text, protocol.scale) for text in sets]
     if len({test.name for test in tests}) < len(tests):
         raise UserError(f'Two sets have one name: {" ".join(sets)}. Name one of them otherwise.')
     rows = [Row('bicubic' if protocol.scale > 1 else 'LQ', '-')]
-    nets: list[nn.Module | None] = [None]
-    for model in models:
-        net = find_network(model, param_key=key)
-        if (scale := shape_of(net).scale) != protocol.scale:
-            raise UserError(f'{model} enlarges by {scale}, others by {protocol.scale}.')
-        nets.append(net)
-        rows.append(Row(_name_of(model, models), describe_weights(model, key)))
+    rows += [Row(_name_of(m, [*networks]), describe_weights(m, key)) for m in networks]
+    nets = [None, *networks.values()]
     for test in tests:
         for name, gt, lq in progress_bar(test, total=len(test), unit='image', disable=None):
             for row, net in zip(rows, nets, strict=True):
@@ -184,11 +199,6 @@ def score_checkpoints(
                 scores = scorer({'result': result, 'gt': gt}, name)
                 row.images.setdefault(test.name, {})[name] = scores
     return rows, tests
-
-
-def scale_of(model: str) -> int:
-    """The scale of the network of a checkpoint."""
-    return shape_of(find_network(model)).scale
 
 
 def rows_of_results(

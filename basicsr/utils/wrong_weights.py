@@ -2,13 +2,15 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .errors import UserError
 from .text import some
 
 # A name that every file of the discriminator has, and no file of a generator.
@@ -97,6 +99,25 @@ def unlike_kinds(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
         f'holds {some(found)} where the network has floats: it is quantized, or damaged. Save the '
         'weights as floats.'
     )
+
+
+def load_fitting(net: nn.Module, state: Mapping[str, Tensor], source: str, target: str) -> None:
+    """Load weights into a network, all of them.
+
+    Args:
+        source: What the weights are of, for messages, such as their file.
+        target: What the network is.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    if problem := unlike_kinds(net.state_dict(), state):
+        raise UserError(f'{source} {problem}')
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        reason = textwrap.shorten(str(error), 500)
+        raise UserError(f'{source} does not fit {target}: {reason}') from error
 
 
 def why_unusable(name: Any, tensor: Tensor) -> str:

@@ -322,3 +322,11 @@ def test_a_test_with_a_validation_loop_of_its_own_counts_no_images(run, train_op
     test_opt['datasets'] = {'val': opt['datasets']['val']}
     folder = run(test_opt | plugin('numpy_model.py', NUMPY_SCORES), pipeline='test')
     assert 'val       -' in log_text(folder)
+
+
+def test_unread_options_of_users_are_listed_by_a_run_without_a_log_line(run, train_opt, plugin):
+    opt = train_opt(train__total_iter=1, logger__print_freq=100)
+    opt |= plugin('late_dataset.py', NUMPY_SCORES)
+    opt['datasets']['train'].update(type='LateDataset', my_switch=True, nobody_reads=1)
+    text = log_text(run(opt))
+    assert text.count('that nothing reads: datasets.train.nobody_reads (LateDataset)') == 1

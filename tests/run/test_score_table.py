@@ -12,7 +12,14 @@ import torch
 from basicsr.archs import build_network
 from basicsr.metrics import calculate_psnr
 from basicsr.models.restore_files import restore_image
-from basicsr.run.score_table import Protocol, TestSet, rows_of_results, score_checkpoints, table
+from basicsr.run.score_table import (
+    Protocol,
+    TestSet,
+    load_networks,
+    rows_of_results,
+    score_checkpoints,
+    table,
+)
 from basicsr.utils.checkpoint import DESCRIPTION, description, save_checkpoint
 from basicsr.utils.matlab_functions import reduce_image
 
@@ -46,8 +53,14 @@ def photos(repository, tmp_path):
     return folder
 
 
+def scored(model, sets, protocol):
+    return score_checkpoints(load_networks([model]), sets, protocol)
+
+
 def test_scores_are_those_of_the_restored_images(model, net, photos):
-    rows, (test,) = score_checkpoints([model], [f'cats={photos}'], Protocol(2, 'RGB', 2))
+    rows, (test,) = score_checkpoints(
+        load_networks([model]), [f'cats={photos}'], Protocol(2, 'RGB', 2)
+    )
     expected = []
     for file in sorted(photos.iterdir()):
         img = cv2.imread(str(file))
@@ -69,12 +82,11 @@ def test_given_lq_images_are_used_and_must_fit(model, photos, tmp_path):
         even = img[: len(img) // 2 * 2, : img.shape[1] // 2 * 2]
         cv2.imwrite(str(lq / f'{file.stem}x2.png'), reduce_image(even, 2))
     made, given = (
-        score_checkpoints([model], [text], Protocol(2))[0]
-        for text in (f'a={photos}', f'a={photos}:{lq}')
+        scored(model, [text], Protocol(2))[0] for text in (f'a={photos}', f'a={photos}:{lq}')
     )
     assert made[1].images == given[1].images
     with pytest.raises(ValueError, match=r'that is not x2'):
-        score_checkpoints([model], [f'a={photos}:{photos}'], Protocol(2))
+        scored(model, [f'a={photos}:{photos}'], Protocol(2))
 
 
 @pytest.mark.parametrize('text', ['photos', '=photos', 'a='])
@@ -102,7 +114,7 @@ def test_results_of_tests_stand_beside_checkpoints_if_their_protocol_is_the_same
     opt |= {'path': {'pretrain_network_g': model, 'param_key_g': 'params_ema'}}
     file = run(opt, pipeline='test') / 'results.json'
     protocol = Protocol(2, 'Y', 2)
-    rows, tests = score_checkpoints([model], [f'cats={photos}'], protocol)
+    rows, tests = scored(model, [f'cats={photos}'], protocol)
     others, same, digests = rows_of_results([str(file)], protocol, {'cats': tests[0].digest})
     assert same == protocol and digests == {'cats': tests[0].digest}, 'LQ was made, or read'
     assert others[0].weights == rows[1].weights
@@ -114,7 +126,9 @@ def test_results_of_tests_stand_beside_checkpoints_if_their_protocol_is_the_same
         img = cv2.imread(str(changed))
         img[0, 0, 0] ^= 1
         cv2.imwrite(str(changed), img)
-        _, (test,) = score_checkpoints([model], [f'cats={photos}:{tmp_path}/lq'], protocol)
+        _, (test,) = score_checkpoints(
+            load_networks([model]), [f'cats={photos}:{tmp_path}/lq'], protocol
+        )
         with pytest.raises(ValueError, match='GT or LQ images of cats are not those of the other'):
             rows_of_results([str(file)], protocol, {'cats': test.digest})
         img[0, 0, 0] ^= 1
@@ -128,7 +142,7 @@ def test_results_of_tests_stand_beside_checkpoints_if_their_protocol_is_the_same
 
 def test_sets_of_one_name_and_sets_without_lq_at_scale_1_are_refused(model, photos):
     with pytest.raises(ValueError, match='Two sets have one name'):
-        score_checkpoints([model], [f'a={photos}', f'a={photos}'], Protocol(2))
+        scored(model, [f'a={photos}', f'a={photos}'], Protocol(2))
     with pytest.raises(ValueError, match='name LQ images too: NAME=GT:LQ'):
         TestSet(f'a={photos}', 1)
 
@@ -141,7 +155,7 @@ def test_a_file_that_is_no_result_of_a_test_is_refused(tmp_path, text):
 
 
 def test_a_table_marks_the_best_and_names_its_protocol(model, photos):
-    rows, tests = score_checkpoints([model], [f'cats={photos}'], Protocol(2, 'Y', 2))
+    rows, tests = scored(model, [f'cats={photos}'], Protocol(2, 'Y', 2))
     notes = ['x2', tests[0].source]
     markdown = table(rows, notes)
     best = f'{rows[0].mean("cats", "psnr"):.2f}'
