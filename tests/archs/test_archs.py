@@ -208,32 +208,12 @@ def test_keys_and_shapes_of_the_weights_are_the_references(case):
     assert shapes == STATES[case['state']]
 
 
-def forward(net, case):
-    """Leaves of a golden case of kind ``net``."""
-    args, kwargs = golden.resolve(case['args']), golden.resolve(case.get('kwargs', {}))
-    golden.fill(net, case).train(case.get('mode') == 'train')
-    with torch.set_grad_enabled(case.get('grads', False)):
-        for _ in range(case.get('forwards', 1) - 1):
-            net(*args, **kwargs)
-        if case.get('then_eval'):
-            net.eval()
-        leaves = {'out': net(*args, **kwargs)}
-    state = net.state_dict()
-    leaves['after'] = {name.replace('.', '/'): state[name] for name in case.get('after', [])}
-    if case.get('grads'):
-        leaves['out'].square().mean().backward()
-        grads = {n: p.grad for n, p in sorted(net.named_parameters()) if p.grad is not None}
-        leaves['grad_names'] = '\n'.join(grads)
-        leaves['grad_norms'] = torch.stack([grad.double().norm() for grad in grads.values()])
-    return leaves
-
-
 @pytest.mark.parametrize(
     'case', golden.params('archs', lambda c: is_ours(c) and not c.get('structure_only'))
 )
 def test_outputs_and_gradients_are_the_references(case):
     net = build_network(case['net'] | {'type': case['network']})
-    assert recipe.compare(case, forward(net, case)) is None
+    assert recipe.compare(case, golden.forward(net, case)) is None
 
 
 def recorded_id(entry):

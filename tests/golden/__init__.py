@@ -54,3 +54,23 @@ def fill(net, case):
             state[name] = torch.from_numpy(recipe.weight_value(name, value.shape, **options))
     net.load_state_dict(state)
     return net
+
+
+def forward(net, case):
+    """Leaves of a golden case of kind ``net``."""
+    args, kwargs = resolve(case['args']), resolve(case.get('kwargs', {}))
+    fill(net, case).train(case.get('mode') == 'train')
+    with torch.set_grad_enabled(case.get('grads', False)):
+        for _ in range(case.get('forwards', 1) - 1):
+            net(*args, **kwargs)
+        if case.get('then_eval'):
+            net.eval()
+        leaves = {'out': net(*args, **kwargs)}
+    state = net.state_dict()
+    leaves['after'] = {name.replace('.', '/'): state[name] for name in case.get('after', [])}
+    if case.get('grads'):
+        leaves['out'].square().mean().backward()
+        grads = {n: p.grad for n, p in sorted(net.named_parameters()) if p.grad is not None}
+        leaves['grad_names'] = '\n'.join(grads)
+        leaves['grad_norms'] = torch.stack([grad.double().norm() for grad in grads.values()])
+    return leaves
